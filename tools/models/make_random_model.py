@@ -434,8 +434,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=(*DTYPES, *REPEATED), default="bf16")
     parser.add_argument("--repeat", action="store_true", help="one block of random values for all tensors")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, help="layers, if not as many as the model has")
     options = parser.parse_args(arguments)
     shape = SHAPES[options.shape]
+    if options.layers is not None:
+        shape = replace(shape, config={**shape.config, "num_hidden_layers": options.layers})
     if options.dtype in REPEATED and not options.repeat:
         parser.error(f"{options.dtype} is made of random codes; hint: add --repeat")
     weights = Weights(options.seed, options.repeat)

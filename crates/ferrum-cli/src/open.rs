@@ -185,11 +185,12 @@ impl Loaded {
 pub(crate) fn load(
     model: &Model,
     (device, weights): (&PlacementArgs, &WeightCacheArgs),
-    config: RunnerConfig,
     kv: KvDtype,
+    sizes: impl FnOnce(&Placement) -> RunnerConfig,
 ) -> Outcome<(Loaded, Placement)> {
     let placement = device.open(model)?;
-    let loaded = load_on(&placement, weights, model, (config, kv), None)?;
+    let sizes = (sizes(&placement), kv);
+    let loaded = load_on(&placement, weights, model, sizes, None)?;
     Ok((loaded, placement))
 }
 

@@ -247,6 +247,15 @@ impl Demands {
 }
 
 impl BackendDispatch {
+    /// Whether this is an NVIDIA GPU by CUDA.
+    pub(crate) fn is_cuda(&self) -> bool {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => true,
+            _ => false,
+        }
+    }
+
     /// Opens a device; `Auto` takes the fastest.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! `ferrum bench`: speed, beside what this machine could do.
 
 mod cache;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod profile;
 mod report;
 mod serve;
@@ -12,6 +14,8 @@ use crate::process;
 use crate::ui::{show, show_json};
 use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Placement, Session, StepRunner};
+#[cfg(feature = "cuda")]
+use ferrum_kernels::Backend;
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{KvLayout, LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, StateSlot, TokenId};
@@ -40,9 +44,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         )));
     }
     let most = args.batch.iter().copied().max().map_or(1, usize::from);
-    let config = RunnerConfig {
+    let sizes = |placement: &Placement| RunnerConfig {
         profile: args.profile.is_some(),
-        ..for_sequences(RunnerConfig::single(needed), most)
+        ..for_sequences(placement.single(needed), most)
     };
     let cache = CacheArgs {
         kv_dtype: args.kv_dtype,
@@ -52,7 +56,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     // What is measured is what `run` would do, which needs a tokenizer before its first token.
     let tokenizer = open::tokenizer_of(&model);
     let device = (&args.device, &args.weights);
-    let (loaded, placement) = open::load(&model, device, config, kv)?;
+    let (loaded, placement) = open::load(&model, device, kv, sizes)?;
     let load_s = started.elapsed().as_secs_f64();
     let Loaded {
         mut session, kept, ..
@@ -213,19 +217,25 @@ fn together(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// What the machine can do at best, by the same threads, where the CPU has all layers.
+/// What the device can do at best, where one has all layers and it is a processor, whose threads are those that compute, or
+/// goes by CUDA.
 fn measure_limits(placement: &Placement) -> Outcome<Option<Limits>> {
-    let (true, BackendDispatch::Cpu(device)) = (placement.is_whole(), placement.last_device())
-    else {
+    if !placement.is_whole() {
         return Ok(None);
-    };
-    Ok(Some(Limits {
-        read_bandwidth: peak::read_bandwidth(device)?,
-        fma_flops: peak::fma_peak(device),
-        byte_ops: peak::byte_peak(device),
-        bf16_flops: peak::bf16_peak(device),
-        cache: cache::last_level(),
-    }))
+    }
+    Ok(match placement.last_device() {
+        BackendDispatch::Cpu(device) => Some(Limits {
+            bandwidth: peak::read_bandwidth(device)?,
+            is_copy: false,
+            fma_flops: Some(peak::fma_peak(device)),
+            byte_ops: Some(peak::byte_peak(device)),
+            bf16_flops: peak::bf16_peak(device),
+            cache: cache::last_level(),
+        }),
+        #[cfg(feature = "cuda")]
+        BackendDispatch::Cuda(device) if !device.info().software => gpu::limits(device)?,
+        _ => None,
+    })
 }
 
 /// Reproducible ids: a multiplicative generator's high bits.

@@ -14,7 +14,7 @@ use ferrum_engine::{
 use ferrum_formats::ModelSource;
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
-use ferrum_models::{Model, RunnerConfig};
+use ferrum_models::Model;
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -293,15 +293,13 @@ fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<(Loaded, Place
     let device = (&args.device, &args.weights);
     let share = args.device.memory.gpu_memory_utilization;
     let sizes = |placement: &Placement| {
-        let config = RunnerConfig::single(context);
+        let config = placement.single(context);
         // A context that nobody asked for is no longer than what a GPU has room for.
         let fits = match args.cache.context {
             Some(_) => None,
             None => placement.gpu_kv_tokens(model, (&config, kv), share),
         };
-        fits.map_or(config, |fits| {
-            RunnerConfig::single(context.min(fits.max(1)))
-        })
+        fits.map_or(config, |fits| placement.single(context.min(fits.max(1))))
     };
     open::load_sized(model, device, &args.adapter, kv, sizes)
 }

@@ -83,6 +83,22 @@ impl Placement {
         }
     }
 
+    /// Most tokens of a step that these devices gain by: a processor is busy with 512, while a large GPU is half idle.
+    pub fn step_tokens(&self) -> usize {
+        match self.stages().all(|placed| placed.device.is_cuda()) {
+            true => 2048,
+            false => 512,
+        }
+    }
+
+    /// Sizes for one sequence of up to `context` tokens, with steps of [`step_tokens`](Self::step_tokens).
+    pub fn single(&self, context: usize) -> RunnerConfig {
+        RunnerConfig {
+            max_tokens: context.clamp(1, self.step_tokens()),
+            ..RunnerConfig::single(context)
+        }
+    }
+
     /// How many ranks compute each layer.
     pub fn ranks(&self) -> usize {
         self.ranks.as_ref().map_or(1, |ranks| ranks.end.size())

@@ -1,4 +1,4 @@
-//! Products with dense bf16 weights through cuBLASLt, where its library is there.
+//! Products with bf16 weights through cuBLASLt, where its library is there.
 //!
 //! From [`LEAST_ROWS`] rows on, a product is bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about
 //! 62 % on Hopper. NVIDIA's library has kernels with `wgmma` for them. It chooses one by the number of rows, so a row's bits
@@ -29,7 +29,7 @@ const MOST_PLANS: usize = 4096;
 const ALIGNED: usize = 8;
 
 /// Elements that a result's first column is a multiple of: 256 bytes of bf16, which kernels are chosen for.
-const ALIGNED_START: usize = 128;
+pub(super) const ALIGNED_START: usize = 128;
 
 /// `CUBLAS_OP_T`, which the bindings have with cuBLAS only.
 const TRANSPOSED: i32 = 1;

@@ -4,7 +4,8 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::role::{CudaAct, of_role, of_roles};
-use crate::backend::{Activation, GeluKind, RowShape, check};
+use crate::backend::check::{self, elements};
+use crate::backend::{Activation, GeluKind, RowShape};
 use ferrum_types::{FloatElement, Result};
 
 /// The number of an activation in `common.cuh`.
@@ -53,15 +54,20 @@ pub(super) fn gated<A: CudaAct>(
     out: &mut CudaBuffer<A>,
     shape: RowShape,
 ) -> Result<()> {
-    let total = check::gated(op, gate_up, out, shape)?;
+    const THREADS: usize = 128;
+    if check::gated(op, gate_up, out, shape)? == 0 {
+        return Ok(());
+    }
+    let blocks = shape.dim.div_ceil(8 * THREADS);
     let args = [
         out.into(),
         gate_up.into(),
         Arg::Int(number(activation)),
-        Arg::Long(total),
-        Arg::Long(shape.dim),
+        Arg::Int(blocks),
+        Arg::Int(shape.dim),
     ];
-    ctx.each(op, (In::Elementwise, "gated"), total, args)
+    let grid = (elements(op, &[shape.rows, blocks])?, THREADS as u32, 0);
+    ctx.launch(op, (In::Elementwise, "gated"), grid, args)
 }
 
 /// `x[r, :] += bias`.

@@ -84,6 +84,30 @@ type Transform<'a, A> = (
     Option<Rope<'a, CudaBackend<A>>>,
 );
 
+/// The weight of a norm, which is null without one, and its epsilon.
+pub(super) fn norm_args<A: CudaAct>(norm: Option<QkNorm<'_, CudaBackend<A>>>) -> (Arg, Arg) {
+    let (weight, eps) = norm.map_or((Arg::At(0), 0.0), |norm| (norm.weight.into(), norm.eps));
+    (weight, Arg::Float(eps))
+}
+
+/// Cosines, sines, rows (null without rotation), rotated elements, whether pairs are neighbours, and the last row, so that a
+/// kernel stays inside the tables whatever the rows say.
+pub(super) fn rope_args<A: CudaAct>(rope: Option<Rope<'_, CudaBackend<A>>>) -> [Arg; 6] {
+    let Some(rope) = rope else {
+        let (null, none) = (Arg::At(0), Arg::Int(0));
+        return [null, null, null, none, none, none];
+    };
+    let last = check::rope_table_rows(&rope).unwrap_or(0).saturating_sub(1);
+    [
+        rope.cos.into(),
+        rope.sin.into(),
+        rope.rows.into(),
+        Arg::Int(rope.rot_dim),
+        (rope.style == RopeStyle::Interleaved).into(),
+        Arg::Int(last),
+    ]
+}
+
 /// Norms and rotates heads on their way; the caller has checked all arguments.
 pub(super) fn transform_heads<A: CudaAct>(
     ctx: &mut CudaContext<A>,
@@ -98,14 +122,8 @@ pub(super) fn transform_heads<A: CudaAct>(
     }
     let blocks = elements(op, &[shape.tokens, shape.heads])?;
     let ([f0, f1, f2], [t0, t1, t2]) = (from.args(), to.args());
-    let null = Arg::At(0);
-    let (weight, eps) = norm.map_or((null, 0.0), |norm| (norm.weight.into(), norm.eps));
-    let interleaved = rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved);
-    // The kernel stays inside the tables whatever the rows say.
-    let last = rope.and_then(|rope| check::rope_table_rows(&rope));
-    let [cos, sin, rows] = rope.map_or([null; 3], |rope| {
-        [rope.cos.into(), rope.sin.into(), rope.rows.into()]
-    });
+    let (weight, eps) = norm_args(norm);
+    let [cos, sin, rows, rot_dim, interleaved, last_row] = rope_args(rope);
     let args = [
         dst,
         src,
@@ -118,13 +136,13 @@ pub(super) fn transform_heads<A: CudaAct>(
         t1,
         t2,
         weight,
-        Arg::Float(eps),
+        eps,
         cos,
         sin,
         rows,
-        Arg::Int(rope.map_or(0, |rope| rope.rot_dim)),
-        interleaved.into(),
-        Arg::Int(last.unwrap_or(0).saturating_sub(1)),
+        rot_dim,
+        interleaved,
+        last_row,
     ];
     let grid = (blocks, 128, shape.head_dim * 4);
     ctx.launch(op, (In::Heads, "transform_heads"), grid, args)

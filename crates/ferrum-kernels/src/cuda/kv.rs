@@ -12,7 +12,7 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::flash;
-use super::heads::{Heads, Layout, in_row, split_qk};
+use super::heads::{Heads, Layout, in_row, norm_args, rope_args, split_qk};
 use super::memory::Memory;
 use super::role::CudaAct;
 use crate::backend::check::elements;
@@ -22,24 +22,31 @@ use std::ops::Range;
 
 /// A cache element that the kernels can store.
 pub trait CudaKvKind: KvDtypeKind {
-    /// The kernels that write it and that read it.
-    const KERNELS: [&'static str; 2];
+    /// The kernels that write it, that read it, and that write it from a fused projection.
+    const KERNELS: [&'static str; 3];
 }
 
 macro_rules! kv_kinds {
-    ($($kind:ty => $append:literal, $attention:literal;)*) => {$(
+    ($($kind:ty => $name:literal;)*) => {$(
         impl CudaKvKind for $kind {
-            const KERNELS: [&'static str; 2] = [$append, $attention];
+            const KERNELS: [&'static str; 3] = [
+                concat!("append_", $name),
+                concat!("attention_", $name),
+                concat!("append_qkv_", $name),
+            ];
         }
     )*};
 }
 kv_kinds! {
-    KvF32 => "append_f32", "attention_f32";
-    KvFp16 => "append_f16", "attention_f16";
-    KvBf16 => "append_bf16", "attention_bf16";
-    KvFp8 => "append_fp8", "attention_fp8";
-    KvInt8 => "append_int8", "attention_int8";
+    KvF32 => "f32";
+    KvFp16 => "f16";
+    KvBf16 => "bf16";
+    KvFp8 => "fp8";
+    KvInt8 => "int8";
 }
+
+/// Widest heads of the kernels that take rows of a fused projection as they are.
+const WIDEST: usize = 256;
 
 /// Keys or values of one layer.
 pub struct CudaKvBuffer {
@@ -113,6 +120,69 @@ fn append<A: CudaAct, K: CudaKvKind>(
     ctx.launch(op, (In::Kv, K::KERNELS[0]), grid, args)
 }
 
+/// Queries of a fused projection, normed and rotated, to `q`, keys and values to the pool, all at once: for heads of up to
+/// [`WIDEST`] with values of their own. The caller has checked bounds.
+fn append_rows<A: CudaAct, K: CudaKvKind>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    input: &PagedQkv<'_, CudaBackend<A>>,
+    q: &mut CudaBuffer<A>,
+    kv: &mut KvLayer<CudaBackend<A>, K>,
+    batch: &DeviceBatch<CudaBackend<A>>,
+) -> Result<()> {
+    let QkvShape {
+        tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim,
+    } = input.shape;
+    let QkvTransform {
+        q_norm,
+        k_norm,
+        rope,
+    } = input.transform;
+    let pool = kv.shape;
+    let [k_scales, v_scales] = kv.scales.args();
+    let [starts, lens, tables, seqs, stride] = batch_args(batch, kv.group);
+    let [(q_weight, q_eps), (k_weight, k_eps)] = [q_norm, k_norm].map(norm_args);
+    let [cos, sin, rows, rot_dim, interleaved, last_row] = rope_args(rope);
+    let args = [
+        q.into(),
+        Arg::At(kv.k.memory.at),
+        Arg::At(kv.v.memory.at),
+        k_scales,
+        v_scales,
+        input.qkv.into(),
+        Arg::Int(tokens),
+        Arg::Int(heads),
+        Arg::Int(head_dim),
+        Arg::Int(value_dim),
+        q_weight,
+        k_weight,
+        q_eps,
+        k_eps,
+        cos,
+        sin,
+        rows,
+        rot_dim,
+        interleaved,
+        last_row,
+        starts,
+        lens,
+        tables,
+        seqs,
+        stride,
+        Arg::Int(pool.block_size),
+        Arg::Int(pool.kv_heads),
+        Arg::Int(pool.blocks),
+    ];
+    // A warp for each head.
+    let vectors = elements(op, &[tokens, heads + 2 * kv_heads])?;
+    let grid = (vectors.div_ceil(4), 128, 0);
+    ctx.launch(op, (In::Kv, K::KERNELS[2]), grid, args)
+}
+
 impl<A: CudaAct> BackendPagedKv for CudaBackend<A> {}
 
 /// The names of the INT8 cache come with the contract.
@@ -182,6 +252,9 @@ impl<A: CudaAct, K: CudaKvKind> BackendKvDtype<K> for CudaBackend<A> {
             transform,
             shape,
         } = input;
+        if shape.head_dim <= WIDEST && shape.value_dim > 0 {
+            return append_rows(ctx, OP, &input, q, kv, batch);
+        }
         let token_major = |heads| Layout::of(HeadLayout::TokenMajor, heads);
         let q = (q.into(), token_major(shape.q()));
         let k = (

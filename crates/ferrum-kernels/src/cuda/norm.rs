@@ -8,8 +8,15 @@ use crate::backend::{NormShape, check};
 use ferrum_types::{FloatElement, Result};
 
 /// A block for each row, and none where rows have nothing.
-fn grid(total: usize, shape: NormShape) -> (usize, u32, usize) {
-    (if total == 0 { 0 } else { shape.rows }, 256, 0)
+fn grid(total: usize, shape: NormShape, threads: u32) -> (usize, u32, usize) {
+    (if total == 0 { 0 } else { shape.rows }, threads, 0)
+}
+
+/// A thread for each eight elements, as far as a block may have them. The length of the row alone decides, and so the order of
+/// its sum does not depend on its batch.
+fn threads(dim: usize) -> u32 {
+    let warps = dim.div_ceil(8).div_ceil(32).clamp(1, 16);
+    32 * warps as u32
 }
 
 /// `out = x / √(mean(x²) + eps) · weight`.
@@ -22,12 +29,13 @@ pub(super) fn rms_norm<A: CudaAct, T: FloatElement>(
 ) -> Result<()> {
     const OP: &str = "rms_norm";
     let kernel = of_role::<A, T>(OP, ["rms_norm_act", "rms_norm_f32"])?;
-    let grid = grid(check::rms_norm(x, weight, out, shape)?, shape);
+    let total = check::rms_norm(x, weight, out, shape)?;
+    let grid = grid(total, shape, threads(shape.dim));
     let args = [
         out.into(),
         x.into(),
         weight.into(),
-        Arg::Long(shape.dim),
+        Arg::Int(shape.dim),
         Arg::Float(shape.eps),
     ];
     ctx.launch(OP, (In::Norm, kernel), grid, args)
@@ -43,16 +51,14 @@ pub(super) fn fused_add_rms_norm<A: CudaAct>(
     shape: NormShape,
 ) -> Result<()> {
     const OP: &str = "fused_add_rms_norm";
-    let grid = grid(
-        check::fused_add_rms_norm(residual, x, weight, out, shape)?,
-        shape,
-    );
+    let total = check::fused_add_rms_norm(residual, x, weight, out, shape)?;
+    let grid = grid(total, shape, threads(shape.dim));
     let args = [
         out.into(),
         residual.into(),
         x.into(),
         weight.into(),
-        Arg::Long(shape.dim),
+        Arg::Int(shape.dim),
         Arg::Float(shape.eps),
     ];
     ctx.launch(OP, (In::Norm, "add_rms_norm"), grid, args)
@@ -69,7 +75,8 @@ pub(super) fn layer_norm<A: CudaAct, T: FloatElement>(
 ) -> Result<()> {
     const OP: &str = "layer_norm";
     let kernel = of_role::<A, T>(OP, ["layer_norm_act", "layer_norm_f32"])?;
-    let grid = grid(check::layer_norm(x, weight, bias, out, shape)?, shape);
+    let total = check::layer_norm(x, weight, bias, out, shape)?;
+    let grid = grid(total, shape, 256);
     let args = [
         out.into(),
         x.into(),

@@ -190,6 +190,8 @@ pub(super) struct Kernels {
     /// Rows of a table.
     embedding: &'static str,
     pub(super) experts: &'static str,
+    /// Rows of the weight as bf16.
+    pub(super) unpack: &'static str,
 }
 
 pub(super) fn kernels(bits: u32) -> Kernels {
@@ -199,6 +201,7 @@ pub(super) fn kernels(bits: u32) -> Kernels {
                 products: [of!($bits, "_1"), of!($bits, "_4"), of!($bits, "_8")],
                 embedding: concat!("quant_embedding_", $bits),
                 experts: concat!("quant_moe_", $bits),
+                unpack: concat!("unpack_", $bits),
             }
         };
         ($bits:literal, $rows:literal) => {

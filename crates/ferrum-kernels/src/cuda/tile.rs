@@ -3,7 +3,8 @@
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
 //! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
 //! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
-//! dense bf16 weight go to NVIDIA's library, where it is there (`blas.rs`).
+//! dense bf16 weight go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised one, which
+//! becomes bf16 for that, a stretch of its rows at a time.
 //!
 //! All of this is for activations of bf16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
 
@@ -12,8 +13,8 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
-use super::pack::PackedSlab;
-use super::quant::{QuantSlab, weight_args};
+use super::pack::{GROUP, PackedSlab};
+use super::quant::{self, QuantSlab, weight_args};
 use super::role::{CudaAct, of_role};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
@@ -22,6 +23,13 @@ use std::sync::Arc;
 
 /// Rows up to which weights are streamed without tensor cores.
 pub(super) const FEW: usize = 4;
+
+/// Rows from which a quantised weight becomes bf16 for NVIDIA's library: writing and reading that takes as long as what tiles
+/// lose at about 150 rows.
+const UNPACKED_ROWS: usize = 256;
+
+/// Most bytes of a weight that are bf16 at once.
+const UNPACKED_BYTES: usize = 128 << 20;
 
 /// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
 /// activations of 8 bits is a tenth of it.
@@ -287,6 +295,13 @@ pub(super) fn product<A: CudaAct>(
     {
         return Ok(());
     }
+    if let TileWeight::Packed(slab) = weight
+        && x.rows >= UNPACKED_ROWS
+        && blas::takes(x, out)
+        && unpacked(ctx, op, x, slab, out)?
+    {
+        return Ok(());
+    }
     let processors = ctx.shared().multiprocessors;
     let Plan { tile, parts } = plan(
         (x.rows, out.columns, x.k),
@@ -350,6 +365,52 @@ fn multiplied<A: CudaAct>(
     };
     let workspace = ctx.beside(blas::WORKSPACE)?;
     blas.product(op, ctx.stream(), x, weight, out, workspace)
+}
+
+/// The same with a quantised weight.
+fn unpacked<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    slab: &PackedSlab,
+    out: TileOut,
+) -> Result<bool> {
+    let shared = Arc::clone(ctx.shared());
+    let Some(blas) = shared.blas() else {
+        return Ok(false);
+    };
+    let (at, _) = arranged(ctx, op, x, TileWeight::Packed(slab))?;
+    let x = TileRows { at, ..x };
+    let row_bytes = elements(op, &[x.k, 2])?;
+    let most = (UNPACKED_BYTES / row_bytes / blas::ALIGNED_START).max(1) * blas::ALIGNED_START;
+    let most = most.min(out.columns);
+    let workspace =
+        ctx.beside(elements(op, &[most, row_bytes])?.saturating_add(blas::WORKSPACE))?;
+    let weight = workspace + blas::WORKSPACE as u64;
+    let groups = x.k.div_ceil(GROUP);
+    let kernel = (In::Quant, quant::kernels(slab.format.bits).unpack);
+    for first in (0..out.columns).step_by(most) {
+        let columns = most.min(out.columns - first);
+        let total = elements(op, &[columns, groups])?;
+        let mut args = [Arg::At(weight); 12];
+        args[1..8].copy_from_slice(&weight_args(slab));
+        args[8..].copy_from_slice(&[
+            Arg::Long(first),
+            Arg::Long(total),
+            Arg::Int(groups),
+            Arg::Int(x.k),
+        ]);
+        ctx.each(op, kernel, elements(op, &[total, 4])?, args)?;
+        let out = TileOut {
+            first: out.first + first,
+            columns,
+            ..out
+        };
+        if !blas.product(op, ctx.stream(), x, weight, out, workspace)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Products of pairs with the matrices of their experts, `out.columns` rows of the weight for each.

@@ -7,11 +7,14 @@ use ferrum_models::Model;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// What the machine can do at best.
+/// What the device can do at best; `None` where it does no such work.
+#[derive(Default)]
 pub(super) struct Limits {
-    pub(super) read_bandwidth: f64,
-    pub(super) fma_flops: f64,
-    pub(super) byte_ops: f64,
+    pub(super) bandwidth: f64,
+    /// Whether the bandwidth is that of a copy, reads and writes together.
+    pub(super) is_copy: bool,
+    pub(super) fma_flops: Option<f64>,
+    pub(super) byte_ops: Option<f64>,
     /// Where products with weights of bf16 are of bf16.
     pub(super) bf16_flops: Option<f64>,
     /// Bytes of the last-level cache, where the system tells.
@@ -21,14 +24,16 @@ pub(super) struct Limits {
 impl Limits {
     /// The medians of several measurements; `None` of none.
     pub(super) fn medians(all: &[Self]) -> Option<Self> {
-        (!all.is_empty()).then(|| Self {
-            read_bandwidth: median(all.iter().map(|l| l.read_bandwidth)),
-            fma_flops: median(all.iter().map(|l| l.fma_flops)),
-            byte_ops: median(all.iter().map(|l| l.byte_ops)),
-            bf16_flops: all[0]
-                .bf16_flops
-                .map(|_| median(all.iter().filter_map(|l| l.bf16_flops))),
-            cache: all[0].cache,
+        let first = all.first()?;
+        let of =
+            |get: fn(&Self) -> Option<f64>| get(first).map(|_| median(all.iter().filter_map(get)));
+        Some(Self {
+            bandwidth: median(all.iter().map(|l| l.bandwidth)),
+            is_copy: first.is_copy,
+            fma_flops: of(|l| l.fma_flops),
+            byte_ops: of(|l| l.byte_ops),
+            bf16_flops: of(|l| l.bf16_flops),
+            cache: first.cache,
         })
     }
 }
@@ -106,18 +111,22 @@ impl Report<'_> {
         if self.holding_cache(seqs).is_some() {
             return None;
         }
-        Some(steps * self.bytes_per_step(seqs) as f64 / limits.read_bandwidth)
+        Some(steps * self.bytes_per_step(seqs) as f64 / limits.bandwidth)
     }
 
-    /// Bytes where weights stay in blocks, bf16 where they and the processor are of that, else f32.
+    /// Bytes where weights stay in blocks and the device multiplies bytes, bf16 where they and the device are of that,
+    /// else f32.
     fn arithmetic(&self) -> Option<Arithmetic> {
         let limits = self.limits.as_ref()?;
         let blocks = self.model.keeps_blocks() && self.model.has_integers();
-        let bf16 = limits.bf16_flops.filter(|_| self.model.is_bf16());
-        let (name, unit, peak) = match (blocks, bf16) {
-            (true, _) => ("bytes", "GOP/s", limits.byte_ops),
-            (false, Some(bf16)) => ("bf16", "GFLOP/s", bf16),
-            (false, None) => ("f32 FMA", "GFLOP/s", limits.fma_flops),
+        let bytes = limits.byte_ops.filter(|_| blocks);
+        // What makes no f32 is a GPU, whose products are all of bf16.
+        let is_bf16 = limits.fma_flops.is_none() || self.model.is_bf16();
+        let bf16 = limits.bf16_flops.filter(|_| is_bf16);
+        let (name, unit, peak) = match (bytes, bf16) {
+            (Some(bytes), _) => ("bytes", "GOP/s", bytes),
+            (None, Some(bf16)) => ("bf16", "GFLOP/s", bf16),
+            (None, None) => ("f32 FMA", "GFLOP/s", limits.fma_flops?),
         };
         Some(Arithmetic { name, unit, peak })
     }
@@ -160,10 +169,11 @@ impl Report<'_> {
             "decode_tokens_per_s": self.decode_rate(),
             "decode_bytes_per_token": self.bytes_per_step(1),
             "batched": batched.collect::<Vec<_>>(),
-            "read_bandwidth_bytes_per_s": limits.map(|l| l.read_bandwidth),
+            "read_bandwidth_bytes_per_s": limits.filter(|l| !l.is_copy).map(|l| l.bandwidth),
+            "copy_bandwidth_bytes_per_s": limits.filter(|l| l.is_copy).map(|l| l.bandwidth),
             "last_level_cache_bytes": limits.and_then(|l| l.cache),
-            "fma_peak_flops": limits.map(|l| l.fma_flops),
-            "byte_peak_ops": limits.map(|l| l.byte_ops),
+            "fma_peak_flops": limits.and_then(|l| l.fma_flops),
+            "byte_peak_ops": limits.and_then(|l| l.byte_ops),
             "bf16_peak_flops": limits.and_then(|l| l.bf16_flops),
             "decode_bandwidth_share": self.bandwidth_share(1, self.decode_rate()),
             "prefill_arithmetic": self.arithmetic().map(|a| a.name),
@@ -230,8 +240,9 @@ impl Report<'_> {
         }
         match (&self.limits, self.bandwidth_share(seqs, steps)) {
             (Some(limits), Some(share)) => {
-                let (share, peak) = (100.0 * share, limits.read_bandwidth / 1e9);
-                format!(", {share:.0} % of {peak:.1} GB/s (read)")
+                let (share, peak) = (100.0 * share, limits.bandwidth / 1e9);
+                let how = if limits.is_copy { "copy" } else { "read" };
+                format!(", {share:.0} % of {peak:.1} GB/s ({how})")
             }
             _ => String::new(),
         }

@@ -31,9 +31,6 @@ use std::time::Duration;
 /// Tokens of a block of the KV cache.
 const BLOCK_SIZE: usize = 32;
 
-/// Most tokens of a step: long prompts come in chunks of it, between which others go on.
-const STEP_TOKENS: usize = 512;
-
 /// Rows of logits of a step, at least; those of a prompt whose log-probabilities are wanted.
 const LOGIT_ROWS: usize = 64;
 
@@ -496,7 +493,8 @@ fn sizes(
     let config = RunnerConfig {
         context,
         max_seqs,
-        max_tokens: STEP_TOKENS.max(max_seqs),
+        // Long prompts come in chunks of it, between which others go on.
+        max_tokens: device.step_tokens().max(max_seqs),
         // A row for the token that a step gives anyway, and one for each draft.
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + drafts)),
         kv_tokens: context.saturating_mul(max_seqs),

@@ -23,6 +23,10 @@ struct F32 {
         out[4] = __uint_as_float(b.x), out[5] = __uint_as_float(b.y);
         out[6] = __uint_as_float(b.z), out[7] = __uint_as_float(b.w);
     }
+    static __device__ __forceinline__ void write8(Stored* at, const float (&x)[8]) {
+        store16(at, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])));
+        store16(at + 4, make_uint4(__float_as_uint(x[4]), __float_as_uint(x[5]), __float_as_uint(x[6]), __float_as_uint(x[7])));
+    }
 };
 struct F16 {
     typedef uint16_t Stored;
@@ -52,6 +56,10 @@ struct BF16 {
             out[2 * i] = __uint_as_float(words[i] << 16);
             out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
         }
+    }
+    static __device__ __forceinline__ void write8(Stored* at, const float (&x)[8]) {
+        store16(at, make_uint4(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]), f32_to_bf16x2(x[4], x[5]),
+                               f32_to_bf16x2(x[6], x[7])));
     }
 };
 // Activations. The residual stream and logits are f32 whatever these are, so a kernel whose buffers may be either has two
@@ -117,11 +125,19 @@ struct Eight<F32> {
     }
 };
 
-// Eight elements of a row of activations from `at` on, zeros behind `k`.
-__device__ __forceinline__ void x8(const Act::Stored* x, int at, int k, bool wide, float (&out)[8]) {
-    if (wide) return Act::read8(x + at, out);
+// Eight elements of a row of `k` from `at` on, zeros behind it; `wide` where they are whole runs of 16 bytes.
+template <class E>
+__device__ __forceinline__ void x8(const typename E::Stored* x, int at, int k, bool wide, float (&out)[8]) {
+    if (wide) return E::read8(x + at, out);
 #pragma unroll
-    for (int i = 0; i < 8; i++) out[i] = at + i < k ? Act::read(x + at + i) : 0.0f;
+    for (int i = 0; i < 8; i++) out[i] = at + i < k ? E::read(x + at + i) : 0.0f;
+}
+template <class E>
+__device__ __forceinline__ void write_x8(typename E::Stored* x, int at, int k, bool wide, const float (&from)[8]) {
+    if (wide) return E::write8(x + at, from);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (at + i < k) E::write(x + at + i, from[i]);
 }
 // Whether eight elements from `at` on are there, in rows that begin at multiples of 16 bytes.
 __device__ __forceinline__ bool is_wide(int at, int k) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void lane_sums(const Act::Stored* x, const Float8& w,
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     int of_half = at + half * 8;
-                    x8(x + r * int64_t(k), of_half, k, is_wide(of_half, k), b);
+                    x8<Act>(x + r * int64_t(k), of_half, k, is_wide(of_half, k), b);
 #pragma unroll
                     for (int j = 0; j < 8; j++) sum = fmaf(a[half * 8 + j], b[j], sum);
                 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::St
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if (row + r >= rows) break;
-            x8(x + (row + r) * k, at, k, wide, b);
+            x8<Act>(x + (row + r) * k, at, k, wide, b);
 #pragma unroll
             for (int i = 0; i < 8; i++) sums[r] = fmaf(a[i], b[i], sums[r]);
         }
@@ -77,7 +77,7 @@ __device__ __forceinline__ void product_of_row(Act::Stored* out, const Act::Stor
             if (at >= k) break;
             float a[8], b[8];
             ahead[i].get(a);
-            x8(x, at, k, is_wide(at, k), b);
+            x8<Act>(x, at, k, is_wide(at, k), b);
 #pragma unroll
             for (int j = 0; j < 8; j++) sum = fmaf(a[j], b[j], sum);
         }

@@ -2,35 +2,82 @@
 // bits depend on the row alone.
 #include "common.cuh"
 
-template <class X>
-__device__ __forceinline__ void rms_row(const typename X::Stored* x, const float* weight, Act::Stored* out, int64_t dim,
-                                        float eps, float* scratch) {
+// Runs of eight elements that a thread keeps of a row in registers.
+#define NORM_RUNS 4
+
+// out = x / √(mean(x²) + eps) · weight, and with `add` before that: x += add. A row that fits stays in registers; a thread reads
+// what it has itself written of one that does not.
+template <class X, bool ADDS>
+__device__ __forceinline__ void rms_row(typename X::Stored* x, const Act::Stored* add, const float* weight, Act::Stored* out,
+                                        int dim, float eps, float* scratch) {
+    bool wide = dim % 8 == 0;
+    int runs = (dim + 7) / 8;
     float squares = 0;
-    for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) {
-        float value = X::read(x + i);
-        squares = fmaf(value, value, squares);
+    float kept[NORM_RUNS][8];
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        int at = (i * int(blockDim.x) + int(threadIdx.x)) * 8;
+        if (at >= dim) break;
+        x8<X>(x, at, dim, wide, kept[i]);
+        if (ADDS) {
+            float more[8];
+            x8<Act>(add, at, dim, wide, more);
+#pragma unroll
+            for (int j = 0; j < 8; j++) kept[i][j] += more[j];
+            write_x8<X>(x, at, dim, wide, kept[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) squares = fmaf(kept[i][j], kept[i][j], squares);
+    }
+    for (int run = NORM_RUNS * int(blockDim.x) + int(threadIdx.x); run < runs; run += blockDim.x) {
+        float values[8];
+        x8<X>(x, run * 8, dim, wide, values);
+        if (ADDS) {
+            float more[8];
+            x8<Act>(add, run * 8, dim, wide, more);
+#pragma unroll
+            for (int j = 0; j < 8; j++) values[j] += more[j];
+            write_x8<X>(x, run * 8, dim, wide, values);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) squares = fmaf(values[j], values[j], squares);
     }
     float factor = 1.0f / sqrtf(block_sum(squares, scratch) / float(dim) + eps);
-    for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) Act::write(out + i, X::read(x + i) * factor * weight[i]);
+    auto write = [&](int at, const float(&values)[8]) {
+        float scales[8], result[8];
+        x8<F32>(weight, at, dim, wide, scales);
+#pragma unroll
+        for (int j = 0; j < 8; j++) result[j] = values[j] * factor * scales[j];
+        write_x8<Act>(out, at, dim, wide, result);
+    };
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        int at = (i * int(blockDim.x) + int(threadIdx.x)) * 8;
+        if (at < dim) write(at, kept[i]);
+    }
+    for (int run = NORM_RUNS * int(blockDim.x) + int(threadIdx.x); run < runs; run += blockDim.x) {
+        float values[8];
+        x8<X>(x, run * 8, dim, wide, values);
+        write(run * 8, values);
+    }
 }
 
 #define RMS_NORM(NAME, X)                                                                                               \
-    KERNEL __launch_bounds__(256)                                                                                       \
-        NAME(Act::Stored* out, const X::Stored* x, const float* weight, int64_t dim, float eps) {                       \
+    KERNEL __launch_bounds__(512)                                                                                       \
+        NAME(Act::Stored* out, X::Stored* x, const float* weight, int dim, float eps) {                                 \
         __shared__ float scratch[32];                                                                                   \
         int64_t row = int64_t(blockIdx.x) * dim;                                                                        \
-        rms_row<X>(x + row, weight, out + row, dim, eps, scratch);                                                      \
+        rms_row<X, false>(x + row, nullptr, weight, out + row, dim, eps, scratch);                                      \
     }
 RMS_NORM(rms_norm_act, Act)
 RMS_NORM(rms_norm_f32, F32)
 
-// residual += x; out = rms_norm(residual). A thread reads again what it has written itself.
-KERNEL __launch_bounds__(256) add_rms_norm(Act::Stored* out, float* residual, const Act::Stored* x, const float* weight,
-                                           int64_t dim, float eps) {
+// residual += x; out = rms_norm(residual).
+KERNEL __launch_bounds__(512) add_rms_norm(Act::Stored* out, float* residual, const Act::Stored* x, const float* weight,
+                                           int dim, float eps) {
     __shared__ float scratch[32];
     int64_t row = int64_t(blockIdx.x) * dim;
-    for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) residual[row + i] += Act::read(x + row + i);
-    rms_row<F32>(residual + row, weight, out + row, dim, eps, scratch);
+    rms_row<F32, true>(residual + row, x + row, weight, out + row, dim, eps, scratch);
 }
 
 // `bias` may be null.

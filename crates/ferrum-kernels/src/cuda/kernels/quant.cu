@@ -212,3 +212,38 @@ QUANT_EMBEDDING(quant_embedding_4, 4)
 QUANT_EMBEDDING(quant_embedding_5, 5)
 QUANT_EMBEDDING(quant_embedding_6, 6)
 QUANT_EMBEDDING(quant_embedding_8, 8)
+
+// ---- weights as bf16 -----------------------------------------------------------------------------------------------------
+
+// Rows of the weight from `first` on as bf16, for products of many rows. Four threads have a group, eight numbers each.
+#ifdef ACT_BF16
+template <int BITS>
+__device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, int64_t total, int groups, int k) {
+    int64_t number = thread_number() / 4;
+    int part = threadIdx.x % 4;
+    if (number >= total) return;
+    int row = int(number / groups), g = int(number - int64_t(row) * groups), at = g * 32 + part * 8;
+    if (at >= k) return;
+    int64_t from = first + row, group = from * groups + g;
+    int q[8];
+    codes_of<BITS>(w, group, q);
+    float factor, rest, values[8];
+    scale_of(w, group, from, groups, part / 2, factor, rest);
+    uint32_t words[2] = {uint32_t(part & 2 ? part & 1 ? q[6] : q[4] : part & 1 ? q[2] : q[0]),
+                         uint32_t(part & 2 ? part & 1 ? q[7] : q[5] : part & 1 ? q[3] : q[1])};
+#pragma unroll
+    for (int j = 0; j < 8; j++) values[j] = factor * float(int8_t(words[j / 4] >> 8 * (j % 4)) - w.zero) + rest;
+    BF16::write8(out + int64_t(row) * k + at, values);
+}
+#define UNPACK(BITS)                                                                                                    \
+    KERNEL unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int64_t total, int groups, int k) {               \
+        Weight w = WEIGHT;                                                                                              \
+        unpack<BITS>(out, w, first, total, groups, k);                                                                  \
+    }
+UNPACK(2)
+UNPACK(3)
+UNPACK(4)
+UNPACK(5)
+UNPACK(6)
+UNPACK(8)
+#endif
