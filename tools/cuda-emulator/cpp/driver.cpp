@@ -679,23 +679,41 @@ CUresult cuFuncSetAttribute(Function* function, int attribute, int value) {
     }
     return SUCCESS;
 }
-CUresult cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned shared, Stream* stream, void** params, void** extra) {
+struct LaunchConfig {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    Stream* stream;
+    const unsigned char* attributes;
+    unsigned count;
+};
+CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** params, void** extra) {
     NEEDS_CONTEXT;
-    Launch what = {function, {gx, gy, gz}, {bx, by, bz}, shared, {}};
+    Launch what = {function, {config->gx, config->gy, config->gz}, {config->bx, config->by, config->bz}, config->shared, {}};
+    // An attribute is its number, four bytes of nothing, and 64 of the value.
+    for (unsigned i = 0; i < config->count; i++) {
+        unsigned id, value;
+        std::memcpy(&id, config->attributes + i * 72, 4);
+        std::memcpy(&value, config->attributes + i * 72 + 8, 4);
+        if (id != 6) return fail(INVALID_VALUE, "the emulator knows no attribute of launches but starting them early");
+        what.early = value != 0;
+    }
     size_t threads = what.block.count();
-    if (extra || !what.grid.count() || gy > 65535 || gz > 65535 || !threads || threads > 1024)
+    if (extra || !what.grid.count() || config->gy > 65535 || config->gz > 65535 || !threads || threads > 1024)
         return fail(INVALID_VALUE, function->name + ": a grid or block that no card takes");
-    if (shared > function->max_dynamic_shared)
+    if (config->shared > function->max_dynamic_shared)
         return fail(LAUNCH_OUT_OF_RESOURCES, function->name + ": more dynamic shared memory than was asked for");
     for (size_t i = 0; i < function->sizes.size(); i++) {
         auto* bytes = static_cast<unsigned char*>(params[i]);
         what.arguments.emplace_back(bytes, bytes + function->sizes[i]);
     }
-    return enqueue(stream, {[what] {
+    return enqueue(config->stream, {[what] {
         CUresult code = launch(what);
         return code ? driver().message : std::string();
     }});
+}
+CUresult cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, Stream* stream, void** params, void** extra) {
+    LaunchConfig config = {gx, gy, gz, bx, by, bz, shared, stream, nullptr, 0};
+    return cuLaunchKernelEx(&config, function, params, extra);
 }
 
 // ---- graphs --------------------------------------------------------------------------------------------------------------------

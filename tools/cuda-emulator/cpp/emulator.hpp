@@ -82,6 +82,8 @@ struct Launch {
     Dim grid, block;
     size_t shared;
     std::vector<std::vector<unsigned char>> arguments;
+    // Whether a card may start it while the kernel before it runs.
+    bool early = false;
 };
 
 // Runs a kernel to its end. Gives a sentence where it did what no kernel may, else nothing.

@@ -113,6 +113,8 @@ struct Lane {
     // Copies that were begun; groups end where they were committed.
     std::vector<AsyncCopy> copies;
     std::vector<size_t> groups;
+    // Whether it has waited for the kernel before this one.
+    bool waited = false;
 };
 
 // Who touched a byte of shared memory last, and when.
@@ -324,6 +326,7 @@ void access(uintptr_t at, size_t bytes, size_t align, bool write) {
         return fault(e, text);
     }
     if (device_access(at, bytes, write)) {
+        if (write && !e.lane().waited) return fault(e, "a write before the thread has waited for the kernel before this one");
         (write ? e.counters->writes : e.counters->reads) += bytes;
         return;
     }
@@ -395,6 +398,7 @@ std::string execute(const Launch& launch) {
                            unsigned(i / launch.block.x / launch.block.y)};
             lane.copies.clear();
             lane.groups.clear();
+            lane.waited = !launch.early;
         }
         run_block(e);
     }
@@ -429,8 +433,10 @@ void emulator_fiber_main() {
     Engine& e = engine();
     e.launch->function->call(e.pointers.data());
     if (!e.lane().copies.empty()) fault(e, "a thread ends with asynchronous copies that it did not wait for");
+    if (!e.lane().waited) fault(e, "a thread of a kernel that may be started early ends without waiting for the one before it");
     leave(e, State::DONE);
 }
+void emulator_wait_for_previous() { engine().lane().waited = true; }
 
 struct EmulatorUint3 {
     unsigned x, y, z;

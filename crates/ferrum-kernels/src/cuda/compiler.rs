@@ -80,6 +80,23 @@ sources! {
     Collective => "collective.cu", false;
 }
 
+impl In {
+    /// Whether all kernels of the file wait for the one before them, so that they may be started before that has ended.
+    pub(super) fn waits(self) -> bool {
+        match self {
+            Self::Elementwise | Self::Norm | Self::Kv | Self::Gemv | Self::Quant | Self::Moe => {
+                true
+            }
+            Self::TileHalf | Self::TilePacked | Self::TileFloat8 | Self::Sample => true,
+            Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
+            Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
+            Self::FlashWideFp8 | Self::FlashInt8 | Self::FlashWideInt8 | Self::FlashCombine => true,
+            Self::Rows | Self::Gemm | Self::Heads | Self::Conv | Self::Linear => false,
+            Self::Attention | Self::TileE4m3 | Self::Float8 | Self::Collective => false,
+        }
+    }
+}
+
 macro_rules! headers {
     ($($file:literal,)*) => {
         /// What sources include.

@@ -163,6 +163,7 @@ impl<A: CudaAct> CudaContext<A> {
             blocks: int(blocks)?.cast_unsigned(),
             threads,
             shared: shared as u32,
+            early: self.shared().starts_early && kernel.0.waits(),
         };
         let function = self.shared().function(kernel)?;
         // SAFETY: see above: kernels and the functions that launch them are written together, lengths are checked, and

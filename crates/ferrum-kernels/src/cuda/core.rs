@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) multiprocessors: usize,
     /// Bytes of shared memory that a block may ask for.
     pub(super) max_shared: usize,
+    /// Whether a kernel may be started while the one before it runs.
+    pub(super) starts_early: bool,
     functions: Mutex<HashMap<&'static str, Function>>,
     modules: Modules,
     /// Memory of the host between it and the device.
@@ -137,6 +139,8 @@ pub(super) fn open(
         capability,
         multiprocessors,
         max_shared,
+        // Graphs keep such launches from CUDA 12.3 on.
+        starts_early: capability >= (9, 0) && Driver::version() >= (12, 3),
         functions: Mutex::default(),
         slots: Arc::default(),
         modules: Modules::open(&driver, capability, defines)?,

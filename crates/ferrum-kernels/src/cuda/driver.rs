@@ -314,6 +314,8 @@ pub(super) struct Grid {
     pub(super) blocks: u32,
     pub(super) threads: u32,
     pub(super) shared: u32,
+    /// Whether it may be started while the work before it runs, for which it waits itself.
+    pub(super) early: bool,
 }
 
 /// Work in order.
@@ -440,23 +442,30 @@ impl Stream {
             blocks,
             threads,
             shared,
+            early,
         } = grid;
-        // SAFETY: the function is held by its device; the driver copies the arguments before it returns.
-        let code = unsafe {
-            sys::cuLaunchKernel(
-                function.0,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                self.stream,
-                places.as_mut_ptr(),
-                null_mut(),
-            )
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(early),
+        };
+        // SAFETY: the function is held by its device; the driver copies the arguments before it returns.
+        let code =
+            unsafe { sys::cuLaunchKernelEx(&config, function.0, places.as_mut_ptr(), null_mut()) };
         check(op, code)
     }
 

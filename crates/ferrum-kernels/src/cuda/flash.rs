@@ -30,7 +30,7 @@ const MOST_PARTS: usize = 32;
 const MOST_BYTES: usize = 128 << 20;
 
 /// Tiles of keys that a part has at least, or joining costs more than it gives.
-const LEAST_TILES: usize = 4;
+const LEAST_TILES: usize = 2;
 
 /// NMSE between a row's results where its keys are parted in two ways: weights are rounded to 16 bits against another maximum.
 pub(super) const ROW_DIFFERENCE: f64 = 1e-4;
@@ -85,7 +85,7 @@ static NARROW: Pair = [
         warps: [1, 4],
         keys: 64,
         widest: 128,
-        resident: 4,
+        resident: 2,
         names: names!("flash", "16x128"),
     },
 ];
@@ -102,7 +102,7 @@ static WIDE: Pair = [
         warps: [1, 4],
         keys: 32,
         widest: 256,
-        resident: 3,
+        resident: 2,
         names: names!("flash", "16x256"),
     },
 ];
@@ -267,6 +267,9 @@ impl Job<'_> {
             true => if_true(stored.direct, keys * row(key_dim)),
             false => keys * row(value_dim),
         };
+        // Where tiles of few rows hold keys and values as they are, two of both are on their way.
+        let ahead = across > 1 && stored.direct && !self.cache.latent;
+        let more = if_true(ahead, keys * row(key_dim) + second);
         2 * keys * 8
             + if_true(stored.scaled, 4 * keys * 4)
             + if_true(stored.number == 1, rows * 4)
@@ -274,6 +277,7 @@ impl Job<'_> {
             + along * across * 32 * 4
             + (rows + keys) * row(key_dim)
             + second
+            + more
             + if_true(across > 1, rows * (keys + 8) * 2)
             + if_true(!stored.direct, keys * width(widest) * stored.bytes)
     }

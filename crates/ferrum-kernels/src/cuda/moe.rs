@@ -6,11 +6,13 @@ use super::buffer::CudaBuffer;
 use super::compiler::In;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
-use super::quant::{CudaQuantWeight, QuantSlab, is_native_layer, kernels, quantise, weight_args};
+use super::quant::{
+    CudaQuantWeight, QuantSlab, is_native_layer, kernels, row_blocks, row_bytes, weight_args,
+};
 use super::role::{CudaAct, of_role};
 use super::tile::{self, Epilogue, TileOut, TilePairs, TileRows};
 use super::weight::row_stride;
-use super::{elementwise, norm, quant};
+use super::{elementwise, norm};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
 use ferrum_quant::affine::group_order;
@@ -154,7 +156,7 @@ fn tiled_gate_up<A: CudaAct>(
 fn pair_product<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    (x, rows, share): (&CudaBuffer<A>, usize, usize),
+    (x, share): (&CudaBuffer<A>, usize),
     experts: &CudaExperts,
     routing: &Routing<A>,
     (out, pairs): (Arg, usize),
@@ -199,24 +201,22 @@ fn pair_product<A: CudaAct>(
             ctx.launch(op, (In::Float8, "float8_moe"), grid, args)
         }
         QuantSlab::Packed(slab) => {
-            let quant::Codes(codes) = quantise(ctx, op, x, Arg::At(0), (rows, k))?;
+            let blocks = row_blocks(ctx, n, pairs);
             let mut args = [Arg::At(0); 18];
-            args[0] = out;
-            args[1..4].copy_from_slice(&codes);
-            args[4..11].copy_from_slice(&weight_args(slab));
-            args[11..15].copy_from_slice(&[
+            args[..2].copy_from_slice(&[out, x.into()]);
+            args[2..9].copy_from_slice(&weight_args(slab));
+            args[9..14].copy_from_slice(&[
                 of_pair,
                 ids,
                 Arg::Int(pairs),
+                Arg::Int(k),
                 Arg::Int(k.div_ceil(32)),
             ]);
-            args[15..].copy_from_slice(&ends);
-            ctx.launch(
-                op,
-                (In::Quant, kernels(slab.format.bits).experts),
-                grid,
-                args,
-            )
+            args[14..17].copy_from_slice(&ends);
+            args[17] = Arg::Int(blocks);
+            let grid = (elements(op, &[pairs, blocks])?, grid.1, row_bytes(k));
+            let kernel = kernels(slab.format.bits).experts;
+            ctx.launch(op, (In::Quant, kernel), grid, args)
         }
     }
 }
@@ -343,8 +343,8 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             ExpertInput::PerToken => (x, shape.tokens, shape.top_k),
             ExpertInput::PerPair => (x, lens.pairs, 1),
         };
+        let (x, rows, share) = x;
         if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
-            let (x, rows, share) = x;
             let x = (TileRows::of(x, rows, shape.experts.k), share);
             let to = (out.at(0), false, lens.pairs);
             let epilogue = Epilogue {
@@ -354,7 +354,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             return tiled_product(ctx, OP, x, experts.matrices, routing, to, epilogue);
         }
         let to = ((&mut *out).into(), lens.pairs);
-        pair_product(ctx, OP, x, experts.matrices, routing, to)?;
+        pair_product(ctx, OP, (x, share), experts.matrices, routing, to)?;
         add_bias(ctx, OP, experts, routing, (out.into(), lens.out))
     }
 
@@ -376,7 +376,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             let (of, to) = ((activation, routing), (out.at(0), lens.pairs));
             return tiled_gate_up(ctx, OP, (x, shape.top_k), [gate, up], of, to);
         }
-        let x = (x, shape.tokens, shape.top_k);
+        let x = (x, shape.top_k);
         let gated = ctx.beside(lens.out.saturating_mul(size_of::<A>()))?;
         pair_product(
             ctx,

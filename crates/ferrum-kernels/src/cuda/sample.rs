@@ -41,6 +41,6 @@ impl<A: CudaAct> BackendSample for CudaBackend<A> {
             Arg::Int(shape.vocab),
             Arg::Int(shape.first),
         ];
-        ctx.launch(OP, (In::Sample, "sample"), (rows.len(), 256, 0), args)
+        ctx.launch(OP, (In::Sample, "sample"), (rows.len(), 1024, 0), args)
     }
 }

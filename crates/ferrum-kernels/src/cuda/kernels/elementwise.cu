@@ -3,6 +3,7 @@
 
 #define UNARY(NAME, E)                                                                                                  \
     KERNEL NAME(E::Stored* out, const E::Stored* x, int kind, int64_t total) {                                          \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) E::write(out + i, activation(kind, E::read(x + i)));                                             \
     }
@@ -11,6 +12,7 @@ UNARY(unary_f32, F32)
 
 #define UNARY_MUL(NAME, E)                                                                                              \
     KERNEL NAME(E::Stored* out, const E::Stored* x, const E::Stored* y, int kind, int64_t total) {                      \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) E::write(out + i, activation(kind, E::read(x + i)) * E::read(y + i));                            \
     }
@@ -19,6 +21,7 @@ UNARY_MUL(unary_mul_f32, F32)
 
 // Rows of `gate_up` are [gate (dim) | up (dim)]. A thread makes eight elements of a row, which has `blocks` blocks.
 KERNEL __launch_bounds__(128) gated(Act::Stored* out, const Act::Stored* gate_up, int kind, int blocks, int dim) {
+    wait_for_previous();
     int64_t row = int(blockIdx.x) / blocks;
     int at = (int(blockIdx.x) % blocks * int(blockDim.x) + int(threadIdx.x)) * 8;
     if (at >= dim) return;
@@ -34,6 +37,7 @@ KERNEL __launch_bounds__(128) gated(Act::Stored* out, const Act::Stored* gate_up
 
 #define ADD_BIAS(NAME, E)                                                                                               \
     KERNEL NAME(E::Stored* x, const float* bias, int64_t total, int64_t dim) {                                          \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) E::write(x + i, E::read(x + i) + bias[i % dim]);                                                 \
     }
@@ -42,6 +46,7 @@ ADD_BIAS(add_bias_f32, F32)
 
 #define SCALED_ADD(NAME, X, Y)                                                                                          \
     KERNEL NAME(X::Stored* x, const Y::Stored* y, float scale, int64_t total) {                                         \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) X::write(x + i, X::read(x + i) + scale * Y::read(y + i));                                        \
     }
@@ -52,6 +57,7 @@ SCALED_ADD(scaled_add_f32_f32, F32, F32)
 
 #define SCALE(NAME, E)                                                                                                  \
     KERNEL NAME(E::Stored* x, float scale, int64_t total) {                                                             \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) E::write(x + i, E::read(x + i) * scale);                                                         \
     }
@@ -60,6 +66,7 @@ SCALE(scale_f32, F32)
 
 #define SOFTCAP(NAME, E)                                                                                                \
     KERNEL NAME(E::Stored* x, float cap, int64_t total) {                                                               \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i < total) E::write(x + i, cap * tanhf(E::read(x + i) / cap));                                              \
     }

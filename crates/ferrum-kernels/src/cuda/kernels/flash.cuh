@@ -512,7 +512,7 @@ __device__ __forceinline__ void take_split(const Flash& c, const Work& w, int& b
         end = min(end, (w.split + 1) * (c.part / N));
     } else {
         // A few tiles at least, or joining them costs more than they do.
-        int each = max((end - begin + c.splits - 1) / c.splits, 4);
+        int each = max((end - begin + c.splits - 1) / c.splits, 2);
         begin += w.split * each;
         end = min(end, begin + each);
     }
@@ -596,8 +596,11 @@ __device__ __forceinline__ void flash(const Flash& c) {
     typedef Load<E> L;
     constexpr int M = WM * 16, THREADS = WM * WC * 32, KN = N / WC / 8;
     constexpr bool HALF = L::HALF, SHARED = WC > 1;
+    // Tiles of few rows wait for memory more than they compute: two of keys and of values are on their way.
+    constexpr bool AHEAD = SHARED && L::DIRECT && !LATENT;
     extern __shared__ uint4 shared[];
 
+    wait_for_previous();
     Work w;
     if (!find_work<M>(c, w)) return;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WC, wc = warp % WC;
@@ -612,8 +615,8 @@ __device__ __forceinline__ void flash(const Flash& c) {
     float* before = tops + (SHARED ? WC * M : 0);
     uint16_t* queries = reinterpret_cast<uint16_t*>(before + WM * WC * 32);
     uint16_t* keys = queries + M * key_stride;
-    uint16_t* values = keys + (LATENT && !L::DIRECT ? 0 : N * key_stride);
-    uint16_t* weights = values + N * value_stride;
+    uint16_t* values = keys + (LATENT && !L::DIRECT ? 0 : AHEAD ? 2 * N * key_stride : N * key_stride);
+    uint16_t* weights = values + (AHEAD ? 2 : 1) * N * value_stride;
     char* raw = reinterpret_cast<char*>(weights + (SHARED ? M * weight_stride : 0));
 
     // Rows of this thread, and what they see; the block's first and last row see the first and last key of all.
@@ -658,30 +661,48 @@ __device__ __forceinline__ void flash(const Flash& c) {
     int part_tiles = c.part && c.splits == 1 ? c.part / N : 0;
 
     load_queries<HALF, M, WM * WC>(c, w, queries, key_stride, factors);
+    auto start = [&](int tile) {
+        int slot = tile % 2;
+        key_source.begin(keys + slot * N * key_stride, raw, key_stride, vectors + slot * N);
+        value_source.begin(values + slot * N * value_stride, raw, value_stride, vectors + slot * N);
+    };
     if (begin < end) find(begin);
+    if (AHEAD && begin + 1 < end) find(begin + 1);
     __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
         if (HALF) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
     }
-    if (begin < end) key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
+    if constexpr (AHEAD) {
+        if (begin < end) start(begin);
+        if (begin + 1 < end) start(begin + 1);
+    } else if (begin < end) {
+        key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
+    }
 
     for (int tile = begin; tile < end; tile++) {
         int slot = tile % 2;
-        uint16_t* key_tile = LATENT && L::DIRECT && (tile - begin) % 2 ? values : keys;
-        const uint16_t* value_tile = LATENT ? key_tile : values;
-        // All have read what the tile is made over, and where the values of the last one lie.
-        if (LATENT && !L::DIRECT) __syncthreads();
-        key_source.finish(key_tile, raw, key_stride, vectors + slot * N, scales + slot * N);
-        if (LATENT && tile + 1 < end) find(tile + 1);
-        __syncthreads();
-        if (!LATENT) {
-            value_source.begin(values, raw, value_stride, vectors + slot * N);
-            if (tile + 1 < end) find(tile + 1);
-        } else if (tile + 1 < end) {
-            uint16_t* next = L::DIRECT && key_tile == keys ? values : keys;
-            key_source.begin(next, raw, key_stride, vectors + (1 - slot) * N);
+        uint16_t* key_tile = AHEAD ? keys + slot * N * key_stride : LATENT && L::DIRECT && (tile - begin) % 2 ? values : keys;
+        const uint16_t* value_tile = AHEAD ? values + slot * N * value_stride : LATENT ? key_tile : values;
+        if constexpr (AHEAD) {
+            // The values of this tile, and all of the next, may still be on their way.
+            if (tile + 1 < end) cp_async_wait<3>();
+            else cp_async_wait<1>();
+            __syncthreads();
+        } else {
+            // All have read what the tile is made over, and where the values of the last one lie.
+            if (LATENT && !L::DIRECT) __syncthreads();
+            key_source.finish(key_tile, raw, key_stride, vectors + slot * N, scales + slot * N);
+            if (LATENT && tile + 1 < end) find(tile + 1);
+            __syncthreads();
+            if (!LATENT) {
+                value_source.begin(values, raw, value_stride, vectors + slot * N);
+                if (tile + 1 < end) find(tile + 1);
+            } else if (tile + 1 < end) {
+                uint16_t* next = L::DIRECT && key_tile == keys ? values : keys;
+                key_source.begin(next, raw, key_stride, vectors + (1 - slot) * N);
+            }
         }
 
         float score[KN][4];
@@ -704,13 +725,24 @@ __device__ __forceinline__ void flash(const Flash& c) {
             }
         }
         if (works) weigh<HALF, KN, SHARED>(score, sums, top, weights + wm * 16 * weight_stride + wc * KN * 8, weight_stride);
-        if (!LATENT) value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
+        if constexpr (AHEAD) {
+            if (tile + 1 < end) cp_async_wait<2>();
+            else cp_async_wait<0>();
+            if (tile + 2 < end) find(tile + 2);
+        } else if (!LATENT) {
+            value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
+        }
         if (!LATENT || SHARED) __syncthreads();
-        if (!LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
+        if (!AHEAD && !LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
         if (works) add_values<HALF, N, KN, SHARED, WC>(sums, score, weights + wm * 16 * weight_stride, weight_stride, value_tile + wc * 16, value_stride, pairs);
         if (part_tiles && tile + 1 < end && (tile + 1) % part_tiles == 0) {
             keep_part<PAIRS, WC>(c, w, sums, before + warp * 32, !kept, wm, wc);
             kept = true;
+        }
+        if constexpr (AHEAD) {
+            // All have read the tile.
+            __syncthreads();
+            if (tile + 2 < end) start(tile + 2);
         }
     }
     if (kept) take_parts<PAIRS, WC>(c, w, sums, before + warp * 32, wm, wc);

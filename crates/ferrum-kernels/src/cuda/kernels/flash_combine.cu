@@ -1,11 +1,14 @@
 // Joins what the parts of a row's keys gave, in their order.
 #include "flash.cuh"
 
+#define TOGETHER 8
+
 // A warp for each head of each slot.
 KERNEL __launch_bounds__(128)
     flash_combine(uint16_t* out, float* partial, const float* sinks, const int* query_starts, int heads, int group,
                   int value_dim, int64_t out_token, int64_t out_head, int splits, int min_rows, int max_rows, int slots,
                   int seq_slots, int seqs) {
+    wait_for_previous();
     int64_t row = thread_number() / 32, rows = int64_t(slots) * heads;
     if (row >= rows) return;
     int lane = threadIdx.x % 32, token = int(row / heads), head = int(row % heads);
@@ -19,17 +22,29 @@ KERNEL __launch_bounds__(128)
     for (int d = lane * 4; d < value_dim; d += 128) {
         Stats total = {LOWEST, 0};
         float sum[4] = {0, 0, 0, 0};
-#pragma unroll 4
-        for (int split = 0; split < splits; split++) {
-            int64_t part = split * rows + row;
-            Stats one = {stats[part * 2], stats[part * 2 + 1]};
-            if (one.total == 0) continue;
-            uint4 x = load16(partial + part * value_dim + d);
-            float2 factors = join(total, one);
-            sum[0] = joined(sum[0], __uint_as_float(x.x), factors);
-            sum[1] = joined(sum[1], __uint_as_float(x.y), factors);
-            sum[2] = joined(sum[2], __uint_as_float(x.z), factors);
-            sum[3] = joined(sum[3], __uint_as_float(x.w), factors);
+        // Several parts are asked for at once; joining them is the same sum for all that join parts.
+        for (int first = 0; first < splits; first += TOGETHER) {
+            Stats parts[TOGETHER];
+            uint4 x[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                parts[i] = {LOWEST, 0};
+                if (first + i >= splits) continue;
+                uint2 both = load8(stats + ((first + i) * rows + row) * 2);
+                parts[i] = {__uint_as_float(both.x), __uint_as_float(both.y)};
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++)
+                if (parts[i].total != 0) x[i] = load16(partial + ((first + i) * rows + row) * value_dim + d);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                if (parts[i].total == 0) continue;
+                float2 factors = join(total, parts[i]);
+                sum[0] = joined(sum[0], __uint_as_float(x[i].x), factors);
+                sum[1] = joined(sum[1], __uint_as_float(x[i].y), factors);
+                sum[2] = joined(sum[2], __uint_as_float(x[i].z), factors);
+                sum[3] = joined(sum[3], __uint_as_float(x[i].w), factors);
+            }
         }
         float factor = last_factor(total, sinks, head);
         store8(out + token * out_token + head * out_head + d,

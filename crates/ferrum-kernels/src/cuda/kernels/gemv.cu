@@ -16,6 +16,7 @@ __device__ __forceinline__ void product(void* out, int is_f32, const uint16_t* x
     int column = (int(blockIdx.x) * (4 / parts) + warp / parts) * COLUMNS;
     const int step = 256 * AHEAD;
     float sums[ROWS][COLUMNS] = {};
+    if (part * step >= stride) wait_for_previous();
     for (int from = part * step; from < stride; from += parts * step) {
         Eight<E> w[AHEAD][COLUMNS];
 #pragma unroll
@@ -27,6 +28,8 @@ __device__ __forceinline__ void product(void* out, int is_f32, const uint16_t* x
                 else w[i][c].zero();
             }
         }
+        // The weight is there whatever runs before; x is not.
+        if (from == part * step) wait_for_previous();
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int at = from + i * 256 + lane * 8;

@@ -47,6 +47,7 @@ struct Put<Int8> {
 template <class E>
 __device__ __forceinline__ void append(typename E::Stored* keys, typename E::Stored* values, float* k_scales, float* v_scales,
                                        int tokens, SOURCE_PARAMS, PLACE_PARAMS) {
+    wait_for_previous();
     int64_t vector = thread_number() / 32;
     int lane = threadIdx.x % 32, token = int(vector / kv_heads), kv_head = int(vector % kv_heads);
     if (token >= tokens) return;
@@ -88,6 +89,7 @@ __device__ __forceinline__ void append_qkv(Act::Stored* q, typename E::Stored* k
                                            float* v_scales, const Act::Stored* qkv, int tokens, int q_heads, int key_dim,
                                            int value_dim, TRANSFORM_PARAMS, PLACE_PARAMS) {
     __shared__ float shared[4][WIDEST];
+    wait_for_previous();
     int heads = q_heads + 2 * kv_heads, vector = int(blockIdx.x) * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int token = vector / heads, head = vector % heads;
     if (token >= tokens) return;

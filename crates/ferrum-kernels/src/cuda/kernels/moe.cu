@@ -54,6 +54,7 @@ __device__ uint64_t best_groups(const Scores& scores, int groups, int top, int b
 KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float* logits, const float* bias, int experts,
                                    int top_k, int renormalise, float scale, int sigmoid, int by_logit, int groups,
                                    int top_groups, int best_two) {
+    wait_for_previous();
     int lane = threadIdx.x;
     const float* row = logits + int64_t(blockIdx.x) * experts;
     int* ids = expert_ids + int64_t(blockIdx.x) * top_k;
@@ -104,6 +105,7 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
 // Pairs by expert, in their own order within one. A warp for each expert, which reads all pairs twice: it counts those of
 // lower experts and its own, then writes its own behind the former. So no warp waits for another.
 KERNEL __launch_bounds__(128) sort_pairs(int* ids, int* tpe, int* offsets, const int* expert_ids, int pairs, int experts) {
+    wait_for_previous();
     int expert = int(thread_number() / 32), lane = threadIdx.x % 32;
     if (expert >= experts) return;
     int lower = 0, own = 0;
@@ -137,6 +139,7 @@ KERNEL __launch_bounds__(128) sort_pairs(int* ids, int* tpe, int* offsets, const
 // What a pair's products with gate and up become, in place of `up`: silu(gate) · up, or with a limit the bounded form of
 // GPT-OSS.
 KERNEL activate_pairs(Act::Stored* up, const Act::Stored* gate, int64_t total, float alpha, float limit) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     float g = Act::read(gate + i), u = Act::read(up + i);
@@ -147,6 +150,7 @@ KERNEL activate_pairs(Act::Stored* up, const Act::Stored* gate, int64_t total, f
 
 // out[pair, d] += bias[expert of the pair, d].
 KERNEL add_pair_bias(Act::Stored* out, const float* bias, const int* expert_ids, int64_t total, int64_t dim, int experts) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int expert = expert_ids[i / dim];
@@ -158,6 +162,7 @@ KERNEL add_pair_bias(Act::Stored* out, const float* bias, const int* expert_ids,
 template <class OUT>
 __device__ __forceinline__ void sum_pairs(typename OUT::Stored* out, const Act::Stored* x, const float* weights,
                                           int64_t total, int64_t dim, int top_k, int adds) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t first = i / dim * top_k, d = i % dim;

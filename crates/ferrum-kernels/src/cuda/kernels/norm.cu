@@ -10,6 +10,7 @@
 template <class X, bool ADDS>
 __device__ __forceinline__ void rms_row(typename X::Stored* x, const Act::Stored* add, const float* weight, Act::Stored* out,
                                         int dim, float eps, float* scratch) {
+    wait_for_previous();
     bool wide = dim % 8 == 0;
     int runs = (dim + 7) / 8;
     float squares = 0;
@@ -84,6 +85,7 @@ KERNEL __launch_bounds__(512) add_rms_norm(Act::Stored* out, float* residual, co
 template <class X>
 __device__ __forceinline__ void layer_row(const typename X::Stored* x, const float* weight, const float* bias,
                                           Act::Stored* out, int64_t dim, float eps, float* scratch) {
+    wait_for_previous();
     float sum = 0;
     for (int64_t i = threadIdx.x; i < dim; i += blockDim.x) sum += X::read(x + i);
     float mean = block_sum(sum, scratch) / float(dim);

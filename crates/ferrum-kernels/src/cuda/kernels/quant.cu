@@ -6,10 +6,16 @@
 
 // ---- activations -------------------------------------------------------------------------------------------------------
 
+__device__ __forceinline__ int code_of(float value, float scale) {
+    float q = scale > 0.0f ? value / scale : 0.0f;
+    return q != q ? 0 : __float2int_rn(fminf(fmaxf(q, -127.0f), 127.0f));
+}
+
 // Rows of x as codes of 8 bits with a scale for each 32, and the sums of codes of each 16. `order` (or null) says which
 // element of x comes at which place; behind `k` there are zeros. A warp for each group of each row.
 KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored* x, const int* order, int64_t all, int groups,
                      int k) {
+    wait_for_previous();
     int64_t number = thread_number() / 32;
     int lane = threadIdx.x % 32;
     if (number >= all) return;
@@ -17,8 +23,7 @@ KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored*
     int at = int(number % groups) * 32 + lane;
     float value = at < k ? Act::read(x + row * k + (order ? order[at] : at)) : 0.0f;
     float scale = warp_max(fabsf(value)) / 127.0f;
-    float q = scale > 0.0f ? value / scale : 0.0f;
-    int code = q != q ? 0 : __float2int_rn(fminf(fmaxf(q, -127.0f), 127.0f));
+    int code = code_of(value, scale);
     codes[number * 32 + lane] = int8_t(code);
     int sum = code;
 #pragma unroll
@@ -31,17 +36,14 @@ KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored*
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
-// `sum` and what group `from` of the activations gives with a group of codes.
-__device__ __forceinline__ float add_group(const int8_t* x, const float* x_scales, const int* x_sums, int64_t from,
-                                           const int (&q)[8], const float (&factor)[2], const float (&rest)[2], int zero,
-                                           float sum) {
-    uint4 a = load16(x + from * 32), b = load16(x + from * 32 + 16);
-    int s0 = x_sums[from * 2], s1 = x_sums[from * 2 + 1];
+// `sum` and what 32 codes of the activations, `a` and `b` with sums `s0` and `s1`, give with a group of codes.
+__device__ __forceinline__ float add_group(uint4 a, uint4 b, int s0, int s1, float scale, const int (&q)[8],
+                                           const float (&factor)[2], const float (&rest)[2], int zero, float sum) {
     int d0 = __dp4a(q[0], int(a.x), __dp4a(q[1], int(a.y), __dp4a(q[2], int(a.z), __dp4a(q[3], int(a.w), 0))));
     int d1 = __dp4a(q[4], int(b.x), __dp4a(q[5], int(b.y), __dp4a(q[6], int(b.z), __dp4a(q[7], int(b.w), 0))));
     float both = factor[0] * float(d0 - zero * s0) + rest[0] * float(s0);
     both += factor[1] * float(d1 - zero * s1) + rest[1] * float(s1);
-    return fmaf(x_scales[from], both, sum);
+    return fmaf(scale, both, sum);
 }
 
 // A group of a weight on its way: codes, and what makes its two factors.
@@ -94,7 +96,9 @@ __device__ __forceinline__ void lane_sums(const int8_t* x, const float* x_scales
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r >= rows) break;
-                sums[r] = add_group(x, x_scales, x_sums, (x_row + r) * groups + g, q, factor, rest, w.zero, sums[r]);
+                int64_t from = (x_row + r) * groups + g;
+                uint4 a = load16(x + from * 32), b = load16(x + from * 32 + 16);
+                sums[r] = add_group(a, b, x_sums[from * 2], x_sums[from * 2 + 1], x_scales[from], q, factor, rest, w.zero, sums[r]);
             }
         }
     }
@@ -105,6 +109,7 @@ template <int BITS, class OUT, int ROWS>
 __device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t* x, const float* x_scales,
                                         const int* x_sums, Weight w, int rows, int groups, int columns, int64_t first,
                                         int64_t n) {
+    wait_for_previous();
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
@@ -141,31 +146,134 @@ QUANT_GEMM_BITS(5)
 QUANT_GEMM_BITS(6)
 QUANT_GEMM_BITS(8)
 
+// ---- one row -------------------------------------------------------------------------------------------------------------
+
+// A row of x as codes in shared memory, as `quantise_rows` makes them.
+struct RowCodes {
+    // The first and the last 16 codes of each group.
+    uint4 *first, *last;
+    float* scales;
+    int2* sums;
+
+    __device__ __forceinline__ RowCodes(uint4* shared, int groups)
+        : first(shared), last(shared + groups), scales(reinterpret_cast<float*>(shared + 2 * groups + (groups + 1) / 2)),
+          sums(reinterpret_cast<int2*>(shared + 2 * groups)) {}
+
+    // A thread for each group.
+    __device__ __forceinline__ void make(const Act::Stored* x, const int* order, int groups, int k) {
+        for (int g = threadIdx.x; g < groups; g += blockDim.x) {
+            float values[32];
+            if (!order) {
+#pragma unroll
+                for (int i = 0; i < 32; i += 8) {
+                    float some[8];
+                    x8<Act>(x, g * 32 + i, k, is_wide(g * 32 + i, k), some);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) values[i + j] = some[j];
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 32; i++) values[i] = g * 32 + i < k ? Act::read(x + order[g * 32 + i]) : 0.0f;
+            }
+            float most = 0;
+            bool bad = false;
+#pragma unroll
+            for (int i = 0; i < 32; i++) most = fmaxf(most, fabsf(values[i])), bad |= values[i] - values[i] != 0.0f;
+            float scale = most / 127.0f;
+            uint32_t words[8];
+            int sum[2] = {0, 0};
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                int code = code_of(values[i], scale);
+                sum[i / 16] += code;
+                words[i / 4] = i % 4 ? words[i / 4] | uint32_t(code & 255) << 8 * (i % 4) : uint32_t(code & 255);
+            }
+            first[g] = make_uint4(words[0], words[1], words[2], words[3]);
+            last[g] = make_uint4(words[4], words[5], words[6], words[7]);
+            sums[g] = {sum[0], sum[1]};
+            scales[g] = bad ? __uint_as_float(0x7fc00000u) : scale;
+        }
+    }
+};
+
+// Columns of one row: those of a warp are `step` apart, from `column` on, rows of the weight from `weight_row` on. Groups go
+// around a ring of AHEAD, so that as many are always on their way. The sums are those of `lane_sums`.
+template <int BITS, class OUT>
+__device__ __forceinline__ void row_product(typename OUT::Stored* out, const Act::Stored* x, const int* order, const Weight& w,
+                                            int64_t weight_row, int k, int groups, int columns, int column, int step) {
+    extern __shared__ uint4 shared[];
+    const int AHEAD = BITS == 4 || BITS < 4 ? 6 : 4;
+    int lane = threadIdx.x % 32, chunks = max((groups + 31) / 32, 1);
+    int asked_column = column, asked = 0;
+    Group<BITS> ring[AHEAD];
+    auto ask = [&](Group<BITS>& group) {
+        if (asked_column >= columns) return;
+        int g = asked * 32 + lane;
+        if (g < groups) group.load(w, weight_row + asked_column, groups, g);
+        if (++asked == chunks) asked = 0, asked_column += step;
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) ask(ring[i]);
+    // The weight is there whatever runs before; x is not.
+    wait_for_previous();
+    RowCodes codes(shared, groups);
+    codes.make(x, order, groups, k);
+    __syncthreads();
+    float sum = 0;
+    int chunk = 0;
+    while (column < columns) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (column >= columns) break;
+            int g = chunk * 32 + lane, q[8];
+            if (g < groups) {
+                float factor[2], rest[2];
+                codes_of<BITS>(ring[i].bytes, w.table, q);
+                ring[i].scales(w, factor, rest);
+                int2 both = codes.sums[g];
+                sum = add_group(codes.first[g], codes.last[g], both.x, both.y, codes.scales[g], q, factor, rest, w.zero, sum);
+            }
+            ask(ring[i]);
+            if (++chunk == chunks) {
+                sum = warp_sum(sum);
+                if (lane == 0) OUT::write(out + column, sum);
+                sum = 0, chunk = 0, column += step;
+            }
+        }
+    }
+}
+
+#define QUANT_ROW(NAME, BITS, OUT)                                                                                       \
+    KERNEL __launch_bounds__(128, 4) NAME(OUT::Stored* out, const Act::Stored* x, const int* order, WEIGHT_PARAMS,       \
+                                          int k, int groups, int columns, int64_t first) {                              \
+        Weight w = WEIGHT;                                                                                              \
+        int warp = int(blockIdx.x) * 4 + int(threadIdx.x) / 32;                                                         \
+        row_product<BITS, OUT>(out + first, x, order, w, 0, k, groups, columns, warp, int(gridDim.x) * 4);              \
+    }
+#define QUANT_ROW_BITS(BITS) QUANT_ROW(quant_row_##BITS##_act, BITS, Act) QUANT_ROW(quant_row_##BITS##_f32, BITS, F32)
+QUANT_ROW_BITS(2)
+QUANT_ROW_BITS(3)
+QUANT_ROW_BITS(4)
+QUANT_ROW_BITS(5)
+QUANT_ROW_BITS(6)
+QUANT_ROW_BITS(8)
+
 // ---- experts ---------------------------------------------------------------------------------------------------------
 
-// As `pair_product` in gemm.cu. The rows of all experts are one matrix.
-template <int BITS>
-__device__ __forceinline__ void pair_product(Act::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,
-                                             Weight w, const int* expert_ids, const int* ids, int pairs, int groups, int n,
-                                             int experts, int share) {
-    int blocks = (n + 3) / 4;
-    int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
-    int pair = ids[int(blockIdx.x) / blocks];
-    if (column >= n || pair < 0 || pair >= pairs) return;
-    int expert = expert_ids[pair];
-    if (expert < 0 || expert >= experts) return;
-    int64_t row = int64_t(expert) * n + column;
-    float sums[1] = {};
-    lane_sums<BITS, 1>(x, x_scales, x_sums, w, row, groups, pair / share, 1, sums);
-    float sum = warp_sum(sums[0]);
-    if (lane == 0) Act::write(out + int64_t(pair) * n + column, sum);
-}
+// As `pair_product` in gemm.cu: `blocks` blocks for each pair. The rows of all experts are one matrix.
 #define QUANT_MOE(NAME, BITS)                                                                                           \
-    KERNEL __launch_bounds__(128, 3) NAME(Act::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,     \
-                                       WEIGHT_PARAMS, const int* expert_ids, const int* ids, int pairs, int groups,     \
-                                       int n, int experts, int share) {                                                 \
+    KERNEL __launch_bounds__(128, 4)                                                                                    \
+        NAME(Act::Stored* out, const Act::Stored* x, WEIGHT_PARAMS, const int* expert_ids, const int* ids, int pairs,   \
+             int k, int groups, int n, int experts, int share, int blocks) {                                            \
         Weight w = WEIGHT;                                                                                              \
-        pair_product<BITS>(out, x, x_scales, x_sums, w, expert_ids, ids, pairs, groups, n, experts, share);             \
+        wait_for_previous();                                                                                            \
+        int pair = ids[int(blockIdx.x) / blocks];                                                                       \
+        if (pair < 0 || pair >= pairs) return;                                                                          \
+        int expert = expert_ids[pair];                                                                                  \
+        if (expert < 0 || expert >= experts) return;                                                                    \
+        int warp = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32;                                                \
+        row_product<BITS, Act>(out + int64_t(pair) * n, x + int64_t(pair / share) * k, nullptr, w, int64_t(expert) * n, \
+                               k, groups, n, warp, blocks * 4);                                                         \
     }
 QUANT_MOE(quant_moe_2, 2)
 QUANT_MOE(quant_moe_3, 3)
@@ -180,6 +288,7 @@ QUANT_MOE(quant_moe_8, 8)
 template <int BITS>
 __device__ __forceinline__ void embed(float* out, const int* ids, Weight w, int64_t total, int groups, int64_t dim,
                                       int first_row, int slab_rows, int all_rows, int writes_zeros) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int id = ids[i / groups], g = int(i % groups);
@@ -219,6 +328,7 @@ QUANT_EMBEDDING(quant_embedding_8, 8)
 #ifdef ACT_BF16
 template <int BITS>
 __device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, int64_t total, int groups, int k) {
+    wait_for_previous();
     int64_t number = thread_number() / 4;
     int part = threadIdx.x % 4;
     if (number >= total) return;

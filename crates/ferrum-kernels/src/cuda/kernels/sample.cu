@@ -5,7 +5,7 @@
 // Branches with barriers in them depend on settings only, which are the same for all threads of a block.
 #include "common.cuh"
 
-#define LANES 256
+#define LANES 1024
 // Words of settings and of a change, and what is told of a row.
 #define SETTINGS 16
 #define CHANGE 4
@@ -81,6 +81,7 @@ __device__ float count_from(const Row& r, uint32_t least) {
 // The largest in the order of keys, of equals the lowest index, that comes after another in that order.
 __device__ Best best_after(const Row& r, Best before) {
     Best best = {0, 0};
+#pragma unroll 4
     for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
         uint32_t key = r.key_at(i);
         bool after = key < before.key || (key == before.key && i > before.index);
@@ -273,6 +274,7 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
                                        float* all_logprobs, int vocab, int first) {
     __shared__ Board board;
     __shared__ uint32_t want[SETTINGS];
+    wait_for_previous();
     uint32_t lane = threadIdx.x;
     if (lane < SETTINGS) want[lane] = work[int64_t(blockIdx.x) * SETTINGS + lane];
     if (lane == 0) board.last_is_listed = 0;
@@ -307,6 +309,7 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
     Best none = {0xffffffffu, 0}, best = best_after(r, none);
     r.top_key = best.key;
     float nans = 0;
+#pragma unroll 4
     for (uint32_t i = lane; i < r.vocab; i += LANES) nans += r.key_at(i) == 0 ? 1.0f : 0.0f;
     nans = block_sum(nans, board.scratch);
     uint32_t token = want[0] != 0 ? draw(r, want) : best.index;

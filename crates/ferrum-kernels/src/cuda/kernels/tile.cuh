@@ -541,6 +541,7 @@ __device__ __forceinline__ void tile_product(const TileInput& in, const W& weigh
 template <class S, Products OF, class W>
 __device__ __forceinline__ void tile_block(TileInput in, const W& weight, TileOutput to, int rows, int row_tiles,
                                            int columns, int splits, const int* offsets, int experts) {
+    wait_for_previous();
     int part = int(blockIdx.x) % splits, row_tile;
     Place place;
     tile_number(int(blockIdx.x) / splits, row_tiles, (columns + S::COLUMNS - 1) / S::COLUMNS, row_tile, place.column);

@@ -19,6 +19,7 @@ TILE_HALF(tile_f16_128, Tile128, OF_F16)
 // Rows of x as tiles read them: in another order of their elements (`order`, or null), and with zeros behind k up to a
 // multiple of eight elements. A block for each row.
 KERNEL __launch_bounds__(256) arrange_rows(uint16_t* out, const uint16_t* x, const int* order, int k, int stride) {
+    wait_for_previous();
     int64_t row = blockIdx.x;
     for (int i = threadIdx.x; i < stride; i += blockDim.x)
         out[row * stride + i] = i < k ? x[row * k + (order ? order[i] : i)] : 0;
@@ -28,6 +29,7 @@ KERNEL __launch_bounds__(256) arrange_rows(uint16_t* out, const uint16_t* x, con
 // is below 2^15. `scales` is what sums are to be multiplied with. Only what is 2^29 times smaller loses bits.
 KERNEL __launch_bounds__(256) arrange_rows_f16(uint16_t* out, float* scales, const uint16_t* x, int k, int stride) {
     __shared__ float scratch[32];
+    wait_for_previous();
     int64_t row = blockIdx.x;
     float most = 0;
     for (int i = threadIdx.x; i < k; i += blockDim.x) most = fmaxf(most, fabsf(bf16_to_f32(x[row * k + i])));
@@ -43,6 +45,7 @@ KERNEL __launch_bounds__(256) arrange_rows_f16(uint16_t* out, float* scales, con
 
 // Sums of the parts of k, in their order; `width` columns from `first` on of rows of n.
 KERNEL add_parts(void* out, int is_f32, const float* parts, int64_t total, int width, int64_t first, int64_t n, int splits) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     float sum = parts[i];
