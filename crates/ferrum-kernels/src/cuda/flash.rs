@@ -48,6 +48,8 @@ struct Tiles {
     widest: usize,
     /// Blocks of a multiprocessor at once, about.
     resident: usize,
+    /// Whether two tiles of keys and of values are on their way.
+    ahead: bool,
     /// The kernels, in the order of [`Stored`].
     names: [&'static str; 5],
 }
@@ -73,19 +75,32 @@ macro_rules! names {
 /// Tiles of many rows and of few, for one width of values.
 type Pair = [Tiles; 2];
 
+/// Tiles of few rows for caches of 16 bits, where there are less blocks than the device has room for: they wait for memory less,
+/// and take more of the multiprocessor's.
+static AHEAD: Tiles = Tiles {
+    warps: [1, 4],
+    keys: 64,
+    widest: 128,
+    resident: 2,
+    ahead: true,
+    names: names!("flash", "16x128_ahead"),
+};
+
 static NARROW: Pair = [
     Tiles {
         warps: [4, 1],
         keys: 64,
         widest: 128,
         resident: 3,
+        ahead: false,
         names: names!("flash", "64x128"),
     },
     Tiles {
         warps: [1, 4],
         keys: 64,
         widest: 128,
-        resident: 2,
+        resident: 4,
+        ahead: false,
         names: names!("flash", "16x128"),
     },
 ];
@@ -96,13 +111,15 @@ static WIDE: Pair = [
         keys: 32,
         widest: 256,
         resident: 1,
+        ahead: false,
         names: names!("flash", "64x256"),
     },
     Tiles {
         warps: [1, 4],
         keys: 32,
         widest: 256,
-        resident: 2,
+        resident: 3,
+        ahead: false,
         names: names!("flash", "16x256"),
     },
 ];
@@ -113,6 +130,7 @@ static LATENT: Pair = [
         keys: 32,
         widest: 512,
         resident: 1,
+        ahead: false,
         names: names!("latent", "64x512"),
     },
     Tiles {
@@ -120,6 +138,7 @@ static LATENT: Pair = [
         keys: 32,
         widest: 512,
         resident: 2,
+        ahead: false,
         names: names!("latent", "16x512"),
     },
 ];
@@ -219,6 +238,8 @@ struct Job<'a> {
     /// `out`, `q` and `sinks`.
     buffers: [Arg; 3],
     invariant: bool,
+    /// Most bytes of shared memory of a block.
+    most_shared: usize,
 }
 
 impl Job<'_> {
@@ -267,9 +288,7 @@ impl Job<'_> {
             true => if_true(stored.direct, keys * row(key_dim)),
             false => keys * row(value_dim),
         };
-        // Where tiles of few rows hold keys and values as they are, two of both are on their way.
-        let ahead = across > 1 && stored.direct && !self.cache.latent;
-        let more = if_true(ahead, keys * row(key_dim) + second);
+        let more = if_true(tiles.ahead, keys * row(key_dim) + second);
         2 * keys * 8
             + if_true(stored.scaled, 4 * keys * 4)
             + if_true(stored.number == 1, rows * 4)
@@ -366,6 +385,9 @@ impl Job<'_> {
         };
         for launch in &mut launches {
             let blocks = launch.count * self.config().kv_heads;
+            if self.takes_ahead(launch.tiles) && blocks < AHEAD.resident * processors {
+                launch.tiles = &AHEAD;
+            }
             let room = processors * launch.tiles.resident;
             launch.splits = match self.invariant {
                 true if blocks < room => self.parts(launch),
@@ -374,6 +396,12 @@ impl Job<'_> {
             };
         }
         launches
+    }
+
+    /// Whether [`AHEAD`] may take the place of these tiles.
+    fn takes_ahead(&self, tiles: &Tiles) -> bool {
+        let alike = tiles.warps == AHEAD.warps && tiles.widest == AHEAD.widest;
+        alike && self.stored.direct && self.shared_bytes(&AHEAD) <= self.most_shared
     }
 
     /// Bytes for sums of values, maxima and totals of so many parts.
@@ -523,11 +551,12 @@ pub(super) fn attention<A: CudaAct>(
         stored,
         buffers,
         invariant: ctx.backend.batch_invariant(),
+        most_shared: ctx.shared().max_shared,
     };
     let Some([many, few]) = job.tiles() else {
         return Ok(false);
     };
-    let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= ctx.shared().max_shared;
+    let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= job.most_shared;
     let Some(few) = Some(few).filter(fits) else {
         return Ok(false);
     };

@@ -187,8 +187,6 @@ pub(super) fn quantise<A: CudaAct>(
 pub(super) struct Kernels {
     /// Products of one, four and eight rows; of each those that write activations and f32.
     products: [[&'static str; 2]; 3],
-    /// Products of one row that make its codes themselves.
-    row: [&'static str; 2],
     /// Rows of a table.
     embedding: &'static str,
     pub(super) experts: &'static str,
@@ -201,10 +199,6 @@ pub(super) fn kernels(bits: u32) -> Kernels {
         ($bits:literal) => {
             Kernels {
                 products: [of!($bits, "_1"), of!($bits, "_4"), of!($bits, "_8")],
-                row: [
-                    concat!("quant_row_", $bits, "_act"),
-                    concat!("quant_row_", $bits, "_f32"),
-                ],
                 embedding: concat!("quant_embedding_", $bits),
                 experts: concat!("quant_moe_", $bits),
                 unpack: concat!("unpack_", $bits),
@@ -248,9 +242,6 @@ pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; 7] {
     ]
 }
 
-/// Most bytes of shared memory of a block that makes codes for itself: as many as four blocks of a multiprocessor have.
-const MOST_ROW_BYTES: usize = 48 << 10;
-
 /// Blocks that a multiprocessor has at once, of kernels that make codes themselves.
 const ROW_BLOCKS: usize = 4;
 
@@ -264,31 +255,6 @@ pub(super) fn row_bytes(k: usize) -> usize {
 pub(super) fn row_blocks<A: CudaAct>(ctx: &CudaContext<A>, columns: usize, rows: usize) -> usize {
     let room = ROW_BLOCKS * ctx.shared().multiprocessors;
     columns.div_ceil(COLUMNS).min((room / rows.max(1)).max(1))
-}
-
-/// A product of one row with a slab.
-fn row_product<A: CudaAct, T: FloatElement>(
-    ctx: &mut CudaContext<A>,
-    op: &'static str,
-    x: &CudaBuffer<A>,
-    slab: &PackedSlab,
-    out: &mut CudaBuffer<T>,
-    k: usize,
-) -> Result<()> {
-    let order = slab.order.as_ref().map_or(0, |order| order.at);
-    let mut args = [Arg::At(0); 14];
-    args[..3].copy_from_slice(&[out.into(), x.into(), Arg::At(order)]);
-    args[3..10].copy_from_slice(&weight_args(slab));
-    args[10..].copy_from_slice(&[
-        Arg::Int(k),
-        Arg::Int(k.div_ceil(32)),
-        Arg::Int(slab.rows),
-        Arg::Long(slab.first_row),
-    ]);
-    let kernel = of_role::<A, T>(op, kernels(slab.format.bits).row)?;
-    let threads = 32 * COLUMNS as u32;
-    let grid = (row_blocks(ctx, slab.rows, 1), threads, row_bytes(k));
-    ctx.launch(op, (In::Quant, kernel), grid, args)
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
@@ -323,10 +289,6 @@ fn product<A: CudaAct, T: FloatElement>(
             let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
             let weight = TileWeight::Packed(slab);
             tile::product(ctx, op, TileRows::of(x, rows, k), weight, out)?;
-            continue;
-        }
-        if rows == 1 && row_bytes(k) <= MOST_ROW_BYTES {
-            row_product(ctx, op, x, slab, out, k)?;
             continue;
         }
         let codes = match (&slab.order, plain) {

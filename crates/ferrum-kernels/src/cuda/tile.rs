@@ -233,6 +233,11 @@ fn plan(
         33..=64 => 2,
         // Tiles of f32 have one depth, and with it one order of sums.
         _ if 4 * count(3) >= 3 * processors && !is_f32 => 3,
+        // A router has so few columns that only narrow tiles are as many as processors, and its k cannot be parted.
+        _ if k < 32 * rows => (0..=2)
+            .rev()
+            .find(|&tile| count(tile) >= processors)
+            .unwrap_or(0),
         _ => 2,
     };
     if invariant {
@@ -684,6 +689,8 @@ mod tests {
             ((128, 4096, 4096), false, Plan { tile: 2, parts: 2 }),
             ((512, 4096, 4096), false, Plan { tile: 3, parts: 1 }),
             ((512, 4096, 4096), true, Plan { tile: 2, parts: 1 }),
+            // A router.
+            ((2048, 128, 2048), true, Plan { tile: 0, parts: 1 }),
             // Too little of k to cut.
             ((8, 64, 96), false, Plan { tile: 0, parts: 1 }),
         ];

@@ -590,14 +590,14 @@ __device__ __forceinline__ void add_values(Sums<PAIRS>& sums, const float (&scor
 
 // WM warps along the rows of a tile, 16 each, times WC that share the keys of the scores and the columns of values: pair p of
 // eight columns is of warp p % WC. PAIRS of them for each warp, so values have up to WC · PAIRS · 16 elements. LATENT: values
-// are the first elements of keys, read once for both.
-template <class E, int WM, int WC, int PAIRS, int N, bool LATENT>
+// are the first elements of keys, read once for both. AHEAD: two tiles of keys and of values are on their way, for tiles that
+// wait for memory because there are few blocks; with many, blocks that take less memory are faster.
+template <class E, int WM, int WC, int PAIRS, int N, bool LATENT, bool AHEAD>
 __device__ __forceinline__ void flash(const Flash& c) {
     typedef Load<E> L;
     constexpr int M = WM * 16, THREADS = WM * WC * 32, KN = N / WC / 8;
     constexpr bool HALF = L::HALF, SHARED = WC > 1;
-    // Tiles of few rows wait for memory more than they compute: two of keys and of values are on their way.
-    constexpr bool AHEAD = SHARED && L::DIRECT && !LATENT;
+    static_assert(!AHEAD || (SHARED && L::DIRECT && !LATENT), "tiles that are ahead are of few rows, and as they are");
     extern __shared__ uint4 shared[];
 
     wait_for_previous();
@@ -751,20 +751,22 @@ __device__ __forceinline__ void flash(const Flash& c) {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------------------------
 
-#define FLASH_KERNEL(NAME, E, WM, WC, PAIRS, N, LATENT, BLOCKS)                                                            \
+#define FLASH_KERNEL(NAME, E, WM, WC, PAIRS, N, LATENT, AHEAD, BLOCKS)                                                     \
     KERNEL __launch_bounds__(WM * WC * 32, BLOCKS) NAME(FLASH_PARAMS) {                                                    \
         Flash c = FLASH;                                                                                                   \
-        flash<E, WM, WC, PAIRS, N, LATENT>(c);                                                                             \
+        flash<E, WM, WC, PAIRS, N, LATENT, AHEAD>(c);                                                                      \
     }
 // Kernels for values of up to 128 elements, and for wider ones and latent rows: a file for each, because what a program does
 // not need is not compiled. The first number of a name is the rows of a tile, the second the most elements of a value;
 // `flash.rs` has the same.
 #define FLASH_KERNELS(NAME, E)                                                                                             \
-    FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, 3)                                                          \
-    FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, 4)
+    FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, false, 3)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, false, 4)
 #define FLASH_WIDE_KERNELS(NAME, E)                                                                                        \
-    FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, 1)                                                          \
-    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, 3)                                                          \
-    FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, 2)
-// For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are.
-#define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, 1)
+    FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, false, 1)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, false, 3)                                                   \
+    FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, false, 2)
+// For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are, and
+// has no room for two tiles on their way.
+#define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, false, 1)
+#define AHEAD_KERNEL(NAME, E) FLASH_KERNEL(flash_##NAME##_16x128_ahead, E, 1, 4, 2, 64, false, true, 2)

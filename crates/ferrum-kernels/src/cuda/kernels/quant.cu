@@ -146,7 +146,7 @@ QUANT_GEMM_BITS(5)
 QUANT_GEMM_BITS(6)
 QUANT_GEMM_BITS(8)
 
-// ---- one row -------------------------------------------------------------------------------------------------------------
+// ---- experts ---------------------------------------------------------------------------------------------------------
 
 // A row of x as codes in shared memory, as `quantise_rows` makes them.
 struct RowCodes {
@@ -160,20 +160,15 @@ struct RowCodes {
           sums(reinterpret_cast<int2*>(shared + 2 * groups)) {}
 
     // A thread for each group.
-    __device__ __forceinline__ void make(const Act::Stored* x, const int* order, int groups, int k) {
+    __device__ __forceinline__ void make(const Act::Stored* x, int groups, int k) {
         for (int g = threadIdx.x; g < groups; g += blockDim.x) {
             float values[32];
-            if (!order) {
 #pragma unroll
-                for (int i = 0; i < 32; i += 8) {
-                    float some[8];
-                    x8<Act>(x, g * 32 + i, k, is_wide(g * 32 + i, k), some);
+            for (int i = 0; i < 32; i += 8) {
+                float some[8];
+                x8<Act>(x, g * 32 + i, k, is_wide(g * 32 + i, k), some);
 #pragma unroll
-                    for (int j = 0; j < 8; j++) values[i + j] = some[j];
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 32; i++) values[i] = g * 32 + i < k ? Act::read(x + order[g * 32 + i]) : 0.0f;
+                for (int j = 0; j < 8; j++) values[i + j] = some[j];
             }
             float most = 0;
             bool bad = false;
@@ -196,13 +191,14 @@ struct RowCodes {
     }
 };
 
-// Columns of one row: those of a warp are `step` apart, from `column` on, rows of the weight from `weight_row` on. Groups go
-// around a ring of AHEAD, so that as many are always on their way. The sums are those of `lane_sums`.
-template <int BITS, class OUT>
-__device__ __forceinline__ void row_product(typename OUT::Stored* out, const Act::Stored* x, const int* order, const Weight& w,
-                                            int64_t weight_row, int k, int groups, int columns, int column, int step) {
+// Columns of one row: an expert has so few that a launch which makes codes first takes as long as the product. Those of a warp
+// are `step` apart, from `column` on, rows of the weight from `weight_row` on. Groups go around a ring of AHEAD, so that as many
+// are always on their way. The sums are those of `lane_sums`.
+template <int BITS>
+__device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored* x, const Weight& w, int64_t weight_row, int k,
+                                            int groups, int columns, int column, int step) {
     extern __shared__ uint4 shared[];
-    const int AHEAD = BITS == 4 || BITS < 4 ? 6 : 4;
+    const int AHEAD = BITS <= 4 ? 6 : 4;
     int lane = threadIdx.x % 32, chunks = max((groups + 31) / 32, 1);
     int asked_column = column, asked = 0;
     Group<BITS> ring[AHEAD];
@@ -214,10 +210,8 @@ __device__ __forceinline__ void row_product(typename OUT::Stored* out, const Act
     };
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) ask(ring[i]);
-    // The weight is there whatever runs before; x is not.
-    wait_for_previous();
     RowCodes codes(shared, groups);
-    codes.make(x, order, groups, k);
+    codes.make(x, groups, k);
     __syncthreads();
     float sum = 0;
     int chunk = 0;
@@ -236,29 +230,12 @@ __device__ __forceinline__ void row_product(typename OUT::Stored* out, const Act
             ask(ring[i]);
             if (++chunk == chunks) {
                 sum = warp_sum(sum);
-                if (lane == 0) OUT::write(out + column, sum);
+                if (lane == 0) Act::write(out + column, sum);
                 sum = 0, chunk = 0, column += step;
             }
         }
     }
 }
-
-#define QUANT_ROW(NAME, BITS, OUT)                                                                                       \
-    KERNEL __launch_bounds__(128, 4) NAME(OUT::Stored* out, const Act::Stored* x, const int* order, WEIGHT_PARAMS,       \
-                                          int k, int groups, int columns, int64_t first) {                              \
-        Weight w = WEIGHT;                                                                                              \
-        int warp = int(blockIdx.x) * 4 + int(threadIdx.x) / 32;                                                         \
-        row_product<BITS, OUT>(out + first, x, order, w, 0, k, groups, columns, warp, int(gridDim.x) * 4);              \
-    }
-#define QUANT_ROW_BITS(BITS) QUANT_ROW(quant_row_##BITS##_act, BITS, Act) QUANT_ROW(quant_row_##BITS##_f32, BITS, F32)
-QUANT_ROW_BITS(2)
-QUANT_ROW_BITS(3)
-QUANT_ROW_BITS(4)
-QUANT_ROW_BITS(5)
-QUANT_ROW_BITS(6)
-QUANT_ROW_BITS(8)
-
-// ---- experts ---------------------------------------------------------------------------------------------------------
 
 // As `pair_product` in gemm.cu: `blocks` blocks for each pair. The rows of all experts are one matrix.
 #define QUANT_MOE(NAME, BITS)                                                                                           \
@@ -272,8 +249,8 @@ QUANT_ROW_BITS(8)
         int expert = expert_ids[pair];                                                                                  \
         if (expert < 0 || expert >= experts) return;                                                                    \
         int warp = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32;                                                \
-        row_product<BITS, Act>(out + int64_t(pair) * n, x + int64_t(pair / share) * k, nullptr, w, int64_t(expert) * n, \
-                               k, groups, n, warp, blocks * 4);                                                         \
+        row_product<BITS>(out + int64_t(pair) * n, x + int64_t(pair / share) * k, w, int64_t(expert) * n, k, groups, n, \
+                          warp, blocks * 4);                                                                            \
     }
 QUANT_MOE(quant_moe_2, 2)
 QUANT_MOE(quant_moe_3, 3)

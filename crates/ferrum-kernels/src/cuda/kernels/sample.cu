@@ -6,6 +6,7 @@
 #include "common.cuh"
 
 #define LANES 1024
+#define TOGETHER 8u
 // Words of settings and of a change, and what is told of a row.
 #define SETTINGS 16
 #define CHANGE 4
@@ -41,10 +42,26 @@ struct Row {
     // The last in question: its key, and the end of those of that key.
     uint32_t bound_key, bound_end;
 
-    __device__ __forceinline__ uint32_t key_at(uint32_t i) const {
+    __device__ __forceinline__ bool is_masked(uint32_t i) const {
         uint32_t word = mask_begin + i / 32;
-        if (bent && mask_end > mask_begin && (word >= mask_end || !(work[word] >> i % 32 & 1))) return LOWEST_KEY;
-        return key_of(logits[i]);
+        return bent && mask_end > mask_begin && (word >= mask_end || !(work[word] >> i % 32 & 1));
+    }
+    __device__ __forceinline__ uint32_t key_at(uint32_t i) const { return is_masked(i) ? LOWEST_KEY : key_of(logits[i]); }
+    // Calls `each(key, index)` for the tokens of this thread in their order. Several are asked for at once, or a thread waits for
+    // memory at each.
+    template <class EACH>
+    __device__ __forceinline__ void each_key(EACH each) const {
+        for (uint32_t first = threadIdx.x; first < vocab; first += LANES * TOGETHER) {
+            uint32_t bits[TOGETHER];
+#pragma unroll
+            for (uint32_t j = 0; j < TOGETHER; j++)
+                if (first + j * LANES < vocab) bits[j] = logits[first + j * LANES];
+#pragma unroll
+            for (uint32_t j = 0; j < TOGETHER; j++) {
+                uint32_t i = first + j * LANES;
+                if (i < vocab) each(is_masked(i) ? LOWEST_KEY : key_of(bits[j]), i);
+            }
+        }
     }
     __device__ __forceinline__ bool is_left(uint32_t key, uint32_t i) const {
         return key > bound_key || (key == bound_key && i < bound_end);
@@ -63,30 +80,24 @@ __device__ __forceinline__ float weight(const Row& r, uint32_t key) {
 // What is left with at least this key: together, and how many.
 __device__ float mass_from(const Row& r, uint32_t least) {
     float sum = 0;
-    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
-        uint32_t key = r.key_at(i);
+    r.each_key([&](uint32_t key, uint32_t i) {
         if (key >= least && r.is_left(key, i)) sum += weight(r, key);
-    }
+    });
     return block_sum(sum, r.board->scratch);
 }
 __device__ float count_from(const Row& r, uint32_t least) {
     float count = 0;
-    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
-        uint32_t key = r.key_at(i);
-        count += key >= least && r.is_left(key, i) ? 1.0f : 0.0f;
-    }
+    r.each_key([&](uint32_t key, uint32_t i) { count += key >= least && r.is_left(key, i) ? 1.0f : 0.0f; });
     return block_sum(count, r.board->scratch);
 }
 
 // The largest in the order of keys, of equals the lowest index, that comes after another in that order.
 __device__ Best best_after(const Row& r, Best before) {
     Best best = {0, 0};
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < r.vocab; i += LANES) {
-        uint32_t key = r.key_at(i);
+    r.each_key([&](uint32_t key, uint32_t i) {
         bool after = key < before.key || (key == before.key && i > before.index);
         if (after && key > best.key) best = {key, i};
-    }
+    });
 #pragma unroll
     for (int flip = 16; flip > 0; flip /= 2) {
         uint32_t key = __shfl_xor_sync(ALL_LANES, best.key, flip), index = __shfl_xor_sync(ALL_LANES, best.index, flip);
@@ -309,8 +320,7 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
     Best none = {0xffffffffu, 0}, best = best_after(r, none);
     r.top_key = best.key;
     float nans = 0;
-#pragma unroll 4
-    for (uint32_t i = lane; i < r.vocab; i += LANES) nans += r.key_at(i) == 0 ? 1.0f : 0.0f;
+    r.each_key([&](uint32_t key, uint32_t) { nans += key == 0 ? 1.0f : 0.0f; });
     nans = block_sum(nans, board.scratch);
     uint32_t token = want[0] != 0 ? draw(r, want) : best.index;
 
