@@ -5,7 +5,7 @@
 
 use crate::args::{self, Cli, Command as Wanted};
 use crate::failure::{Failure, Outcome};
-use crate::{open, ui, version};
+use crate::{input, ui, version};
 use clap::builder::ValueParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -42,7 +42,7 @@ pub(crate) fn command_line(typed: Vec<OsString>) -> Outcome<Option<Cli>> {
     if let Wanted::Serve(args) = &cli.command
         && let Some(path) = &args.config
     {
-        let text = open::read_json_text(path)?;
+        let text = input::read_json_text(path)?;
         let flags = flags(serve(&command)?, &text, path, of_serve(&matches))?;
         // After the command, before which there are only flags of all commands.
         let mut all = typed;

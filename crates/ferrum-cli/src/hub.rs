@@ -2,7 +2,7 @@
 
 use crate::args::HubArgs;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::input;
 use crate::ui::{self, Progress};
 use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
@@ -263,7 +263,7 @@ fn hub(args: &HubArgs, cache: HubCache) -> Outcome<(Hub, Url)> {
 
 fn token(args: &HubArgs) -> Outcome<Option<String>> {
     let read = |path: &Path| -> Outcome<Option<String>> {
-        let text = open::read_json_text(path)?;
+        let text = input::read_json_text(path)?;
         Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty()))
     };
     if let Some(path) = &args.token_file {

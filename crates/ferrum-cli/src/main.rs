@@ -8,6 +8,7 @@ mod commands;
 mod config_file;
 mod failure;
 mod hub;
+mod input;
 mod logging;
 mod model_argument;
 mod open;

@@ -2,6 +2,7 @@
 
 use crate::args::ClassifyArgs;
 use crate::failure::{Failure, Outcome};
+use crate::input;
 use crate::open;
 use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::classify::ImageClassifier;
@@ -28,7 +29,7 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
         ));
     }
     // The file first: it is read sooner than a model is loaded.
-    let bytes = open::read_bytes(&args.image, MAX_FILE)?;
+    let bytes = input::read_bytes(&args.image, MAX_FILE)?;
     let image = decode(&bytes, ImageLimits::default());
     let fail = |e| Failure::new(format!("{}: {e}", args.image.display()));
     let image = image.map_err(fail)?;

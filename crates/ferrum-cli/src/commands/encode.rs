@@ -2,6 +2,7 @@
 
 use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, HubArgs, RerankArgs};
 use crate::failure::{Failure, Outcome};
+use crate::input;
 use crate::open;
 use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
@@ -67,7 +68,7 @@ fn lines(given: &[String]) -> Outcome<Vec<String>> {
     if !given.is_empty() {
         return Ok(given.to_vec());
     }
-    let text = open::read_stdin()?;
+    let text = input::read_stdin()?;
     let lines: Vec<_> = text.lines().map(str::to_owned).collect();
     match lines.is_empty() {
         true => Err(Failure::new(

@@ -1,8 +1,8 @@
 //! Images of a prompt on the command line.
 
-use super::run::Prompter;
+use super::generation::Prompter;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::input;
 use crate::ui::Progress;
 use ferrum_engine::Placement;
 use ferrum_engine::vision::{ImagePrompt, PromptImage, VisionTower};
@@ -48,7 +48,7 @@ impl<'a> Images<'a> {
                 "--image: this model reads only text\nhint: models that see are folders of Gemma 3 with an image tower",
             ));
         };
-        let read = |path: &'a PathBuf| Ok((path, open::read_bytes(path, MAX_FILE)?));
+        let read = |path: &'a PathBuf| Ok((path, input::read_bytes(path, MAX_FILE)?));
         Ok(Self {
             files: paths.iter().map(read).collect::<Outcome<_>>()?,
             prompt: ImagePrompt::new(&model.spec, tokenizer)?,

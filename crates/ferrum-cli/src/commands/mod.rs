@@ -6,6 +6,7 @@ mod chat;
 mod classify;
 mod devices;
 mod encode;
+mod generation;
 mod hub;
 mod images;
 mod inspect;

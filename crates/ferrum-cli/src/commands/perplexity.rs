@@ -2,6 +2,7 @@
 
 use crate::args::PerplexityArgs;
 use crate::failure::{Failure, Outcome};
+use crate::input;
 use crate::model_argument::model_and_file;
 use crate::open;
 use crate::ui::{Progress, show, show_json};
@@ -22,7 +23,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
         args.second.as_deref(),
     )?;
     let model = open::model(model, &args.hub)?;
-    let text = open::read_text(file)?;
+    let text = input::read_text(file)?;
     let tokens = open::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
     if tokens.len() < 2 {
         let message = format!("the text has {} tokens, expected at least 2", tokens.len());

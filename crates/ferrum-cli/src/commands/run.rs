@@ -1,66 +1,22 @@
 //! `ferrum run`: answer a prompt.
 
 use super::chat::{self, KeptSession, Start, Turn, Window};
+use super::generation::{Prompter, advice, fresh_seed, message, speed, stop_tokens};
 use super::images::Images;
-use crate::args::{RunArgs, SamplingArgs, Seed, look_back};
+use crate::args::{RunArgs, Seed, look_back};
 use crate::failure::{Failure, Outcome};
 use crate::model_argument::model_and_text;
 use crate::open::Loaded;
-use crate::{open, ui};
+use crate::{input, open, ui};
 use ferrum_engine::vision::PromptImage;
 use ferrum_engine::{
     Generation, GenerationStats, Placement, SamplingParams, Session, generate_with_images,
 };
-use ferrum_formats::ModelSource;
-use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_models::Model;
 use ferrum_types::TokenId;
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::IsTerminal;
-
-/// What a prompt becomes tokens with.
-pub(super) struct Prompter {
-    pub(super) tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
-}
-
-impl Prompter {
-    /// The tokens of a prompt that is continued as it is.
-    pub(super) fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
-        Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
-    }
-
-    /// A conversation as the template writes it, up to where the answer begins.
-    pub(super) fn written(&self, messages: &[Value]) -> Outcome<String> {
-        let Some(template) = &self.template else {
-            return Err(Failure::new(
-                "this model has no chat template\nhint: use --raw",
-            ));
-        };
-        let messages = Value::Array(messages.to_vec());
-        Ok(template.render(&ChatInput::new(&messages))?)
-    }
-
-    /// The tokens of a conversation, up to where the answer begins.
-    pub(super) fn chat(&self, messages: &[Value]) -> Outcome<Vec<TokenId>> {
-        self.rendered(&self.written(messages)?)
-    }
-
-    /// The tokens of a prompt as the template wrote it.
-    pub(super) fn rendered(&self, text: &str) -> Outcome<Vec<TokenId>> {
-        Ok(self.tokenizer.encode(text, EncodeOptions::PROMPT)?)
-    }
-
-    fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-}
-
-pub(super) fn message(role: &str, content: &str) -> Value {
-    json!({"role": role, "content": content})
-}
 
 pub(crate) fn run(args: RunArgs) -> Outcome {
     let words = model_and_text(
@@ -154,7 +110,7 @@ fn prompt(given: Option<String>) -> Outcome<Option<String>> {
 
 /// The text on standard input, without the end of line that shells add.
 fn piped_text() -> Outcome<String> {
-    let mut prompt = open::read_stdin()?;
+    let mut prompt = input::read_stdin()?;
     if prompt.ends_with('\n') {
         prompt.pop();
         if prompt.ends_with('\r') {
@@ -320,31 +276,6 @@ fn speak(
     Ok(stats)
 }
 
-/// The line of speed figures after an answer.
-pub(super) fn speed(stats: &GenerationStats) -> String {
-    let rate =
-        |tokens: usize, time: std::time::Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
-    format!(
-        "prompt: {} tokens, {:.1} tokens/s | answer: {} tokens, {:.1} tokens/s | first token after {:.3} s",
-        stats.prompt_tokens,
-        rate(stats.computed_tokens, stats.prefill),
-        stats.tokens.len(),
-        rate(stats.decode_steps, stats.decode),
-        stats.prefill.as_secs_f64()
-    )
-}
-
-/// Tokens at which an answer ends.
-pub(super) fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> {
-    let mut stops = tokenizer.eos_ids().to_vec();
-    if let ModelSource::Hf(folder) = &model.source {
-        stops.extend(&folder.generation_config.eos_token_ids);
-    }
-    stops.sort_unstable();
-    stops.dedup();
-    stops
-}
-
 /// What the user asked for, completed by what the model recommends and then by defaults.
 fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<SamplingParams> {
     let (advice, samplers) = (advice(model)?, &args.samplers);
@@ -362,59 +293,4 @@ fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<Sam
     let params = samplers.complete(params, tokenizer);
     params.validate()?;
     Ok(params)
-}
-
-/// What the model itself recommends, checked.
-pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
-    let advice = match &model.source {
-        ModelSource::Hf(folder) => {
-            let advice = &folder.generation_config;
-            let single = |x: Option<f64>| x.map(|x| x as f32);
-            // A checkpoint that says "do not sample" means greedy.
-            let temperature = match advice.do_sample {
-                Some(false) => Some(0.0),
-                _ => single(advice.temperature),
-            };
-            SamplingArgs {
-                temperature,
-                top_k: advice.top_k,
-                top_p: single(advice.top_p),
-                min_p: single(advice.min_p),
-                repeat_penalty: single(advice.repetition_penalty),
-                repeat_last_n: None,
-                seed: None,
-            }
-        }
-        ModelSource::Gguf(gguf) => SamplingArgs {
-            temperature: gguf.f32("general.sampling.temp")?,
-            top_k: gguf.u32("general.sampling.top_k")?.map(|k| k as usize),
-            top_p: gguf.f32("general.sampling.top_p")?,
-            min_p: gguf.f32("general.sampling.min_p")?,
-            repeat_penalty: gguf.f32("general.sampling.penalty_repeat")?,
-            repeat_last_n: gguf.i32("general.sampling.penalty_last_n")?,
-            seed: None,
-        },
-    };
-    // By itself, so that whoever wrote it is named.
-    let params = SamplingParams {
-        temperature: advice.temperature.unwrap_or(0.0),
-        top_p: advice.top_p.unwrap_or(1.0),
-        min_p: advice.min_p.unwrap_or(0.0),
-        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
-        ..SamplingParams::default()
-    };
-    params.validate().map_err(|e| {
-        let path = match &model.source {
-            ModelSource::Hf(folder) => folder.dir.join("generation_config.json"),
-            ModelSource::Gguf(gguf) => gguf.path().into(),
-        };
-        Failure::new(format!("{}: {e}", path.display()))
-    })?;
-    Ok(advice)
-}
-
-/// Another seed each time.
-pub(super) fn fresh_seed() -> u64 {
-    // The keys of the standard library's hash tables come from the system's randomness.
-    RandomState::new().build_hasher().finish()
 }

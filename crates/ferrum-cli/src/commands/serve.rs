@@ -5,7 +5,7 @@ mod models;
 
 use crate::args::{Preload, ServeArgs};
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::input;
 use announce::{Start, announce};
 use ferrum_engine::StageList;
 use ferrum_server::{ApiKey, Server, ServerConfig, Tls, stop_signal};
@@ -147,7 +147,7 @@ fn aliases(args: &ServeArgs, names: &[String]) -> Outcome<Vec<(String, String)>>
 
 /// The keys of a file: a line each.
 fn keys_of(path: &Path) -> Outcome<Vec<ApiKey>> {
-    let text = open::read_json_text(path)?;
+    let text = input::read_json_text(path)?;
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
     let keys = lines.map(|(i, line)| {

@@ -2,6 +2,7 @@
 
 use crate::args::TemplateArgs;
 use crate::failure::{Failure, Outcome};
+use crate::input;
 use crate::open;
 use crate::ui::show;
 use ferrum_formats::chat_template::ChatInput;
@@ -36,7 +37,7 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
 /// A JSON list, or an object that holds it under `key`, as in a request to a server.
 fn read_list(path: &Path, key: &str) -> Outcome<Value> {
     let name = path.display();
-    let value: Value = serde_json::from_str(&open::read_json_text(path)?)
+    let value: Value = serde_json::from_str(&input::read_json_text(path)?)
         .map_err(|e| Failure::new(format!("{name} is not JSON: {e}")))?;
     let list = match value {
         Value::Object(mut object) => object.remove(key).unwrap_or(Value::Null),

@@ -2,6 +2,7 @@
 
 use crate::args::{DetokenizeArgs, TokenizeArgs};
 use crate::failure::Outcome;
+use crate::input;
 use crate::model_argument::model_and_text;
 use crate::open;
 use crate::ui::show;
@@ -19,7 +20,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
     let tokenizer = open::tokenizer(words.model.as_deref(), &args.hub)?;
     let text = match words.text {
         Some(text) if text != "-" => text,
-        _ => open::read_stdin()?,
+        _ => input::read_stdin()?,
     };
     let options = EncodeOptions {
         add_special: args.add_special,

@@ -2,6 +2,7 @@
 
 use crate::args::{DeviceArgs, TranscribeArgs, TranscriptFormat};
 use crate::failure::{Failure, Outcome};
+use crate::input;
 use crate::open;
 use crate::ui::{Progress, show};
 use ferrum_engine::transcribe::{Fallback, TranscribeOptions, Transcriber, Transcript, srt, vtt};
@@ -24,7 +25,7 @@ pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
         return Err(Failure::new(reason));
     }
     // The file first: it is read sooner than a model is loaded.
-    let bytes = open::read_bytes(&args.file, MAX_FILE)?;
+    let bytes = input::read_bytes(&args.file, MAX_FILE)?;
     let audio = decode(bytes, RATE, AudioLimits::default());
     let fail = |e| Failure::new(format!("{}: {e}", args.file.display()));
     let audio = audio.map_err(fail)?;

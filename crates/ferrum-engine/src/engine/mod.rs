@@ -47,10 +47,10 @@ mod step_time;
 pub use health::{Clock, DEGRADED_AFTER, Health};
 pub use pooling::Pooling;
 pub use request::{
-    EngineError, Event, EventStream, MAX_CHOICES, MAX_DRAFT_TOKENS, MAX_LOGPROB_ENTRIES,
-    MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
+    EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS,
+    MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
-pub use stats::{DraftCounts, EngineStats, Progress, STEP_TOKENS, StepSizes};
+pub use stats::{DraftCounts, EngineStats, MAX_DRAFT_TOKENS, Progress, STEP_TOKENS, StepSizes};
 
 use crate::offload::KvOffload;
 use crate::pool::BlockPool;

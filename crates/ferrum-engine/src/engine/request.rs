@@ -1,6 +1,6 @@
 //! What an engine is asked, and what it answers.
 
-use super::stats::Progress;
+use super::stats::{MAX_DRAFT_TOKENS, Progress};
 use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
 use crate::sampler::Logprobs;
@@ -25,9 +25,6 @@ pub const MAX_LOGPROBS: usize = 20;
 /// Most log-probabilities that a request may be given: of all choices and the prompt, with alternatives. Whoever
 /// takes them may have to keep them all.
 pub const MAX_LOGPROB_ENTRIES: usize = 1 << 22;
-/// Most tokens that are drafted at a time.
-pub const MAX_DRAFT_TOKENS: usize = 64;
-
 /// A prompt, and what is wanted of it.
 #[derive(Clone, Debug)]
 pub struct Request {

@@ -1,10 +1,12 @@
 //! Figures of an engine, for metrics.
 
-use super::request::MAX_DRAFT_TOKENS;
 use crate::offload::OffloadStats;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// Most tokens that are drafted at a time.
+pub const MAX_DRAFT_TOKENS: usize = 64;
 
 /// Upper bounds by which [`StepSizes`] counts steps.
 pub const STEP_TOKENS: [usize; 13] = [

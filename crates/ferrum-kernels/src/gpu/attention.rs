@@ -5,14 +5,13 @@
 //! which order a tile is summed, follows from the query's index alone: neither the batch, nor chunks
 //! of the prompt, nor the size of a block changes a bit.
 
-use super::GpuBackend;
 use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, P};
-use super::heads::{Layout, MAX_HEAD_DIM};
+use super::heads::{Layout, check_dim};
 use super::pipeline::Kernel;
 use crate::backend::check::{self, elements};
-use crate::backend::{AttnConfig, Backend, FlashShape, HeadLayout, HeadsShape, MlaShape};
-use ferrum_types::{Error, Result};
+use crate::backend::{AttnConfig, FlashShape, HeadLayout, HeadsShape, MlaShape};
+use ferrum_types::Result;
 
 pub(super) static CONTIGUOUS: Kernel = Kernel {
     name: "attention_contiguous",
@@ -70,19 +69,6 @@ impl Call {
             P::U(0),
         ]
     }
-}
-
-/// The shaders hold a query and a sum of values in workgroup memory.
-pub(super) fn check_dim(op: &'static str, dim: usize) -> Result<()> {
-    if dim <= MAX_HEAD_DIM {
-        return Ok(());
-    }
-    Err(Error::Unsupported {
-        op,
-        backend: GpuBackend::NAME,
-        reason: format!("heads have {dim} elements, the shaders hold {MAX_HEAD_DIM}"),
-        hint: "use --backend cpu".to_owned(),
-    })
 }
 
 /// Where keys and values of a contiguous cache lie.

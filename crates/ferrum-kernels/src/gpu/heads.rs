@@ -4,18 +4,30 @@
 //! are one shader ([`copy_heads`]), and so is norm and rotation with any of them as the destination.
 
 use super::GpuBackend;
-use super::attention::check_dim;
 use super::buffer::GpuBuffer;
 use super::context::{Bind, GpuContext, LANES, P};
 use super::pipeline::Kernel;
 use crate::backend::check::{self, elements};
 use crate::backend::{
-    CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
+    Backend, CacheSpan, HeadLayout, HeadsShape, QkNorm, QkvShape, QkvTransform, Rope, RopeStyle,
 };
-use ferrum_types::Result;
+use ferrum_types::{Error, Result};
 
 /// Elements of a head that the shaders have workgroup memory for.
 pub(super) const MAX_HEAD_DIM: usize = 1024;
+
+/// The shaders hold a query and a sum of values in workgroup memory.
+pub(super) fn check_dim(op: &'static str, dim: usize) -> Result<()> {
+    if dim <= MAX_HEAD_DIM {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        op,
+        backend: GpuBackend::NAME,
+        reason: format!("heads have {dim} elements, the shaders hold {MAX_HEAD_DIM}"),
+        hint: "use --backend cpu".to_owned(),
+    })
+}
 
 pub(super) static COPY_HEADS: Kernel = Kernel {
     name: "copy_heads",

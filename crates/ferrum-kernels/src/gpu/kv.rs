@@ -9,10 +9,10 @@
 //! not checked one by one; whatever they are, accesses stay inside the pool's buffers.
 
 use super::GpuBackend;
-use super::attention::{CALL_PARAMS, Call, check_dim};
+use super::attention::{CALL_PARAMS, Call};
 use super::buffer::{GpuBuffer, RawBuffer};
 use super::context::{Bind, GpuContext, LANES, P};
-use super::heads::{Layout, split_qk, v_in_row};
+use super::heads::{Layout, check_dim, split_qk, v_in_row};
 use super::pipeline::Kernel;
 use crate::backend::check::elements;
 use crate::backend::*;

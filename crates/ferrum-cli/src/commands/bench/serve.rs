@@ -10,7 +10,7 @@ mod workload;
 
 use crate::args::BenchServeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::input;
 use crate::ui::{Progress, say, show, show_json};
 use report::Report;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ async fn measure(args: &BenchServeArgs) -> Outcome<Report> {
     let key = args
         .api_key_file
         .as_deref()
-        .map(open::read_json_text)
+        .map(input::read_json_text)
         .transpose()?;
     let key = key
         .as_deref()

@@ -4,7 +4,7 @@
 //! What was left out once stays so: the prompts of later turns then begin alike, and the cache of keys and
 //! values is of use.
 
-use crate::commands::run::message;
+use crate::commands::generation::message;
 use crate::failure::Outcome;
 use ferrum_types::TokenId;
 use serde_json::Value;

@@ -11,7 +11,7 @@ mod settings;
 mod storage;
 mod wrap;
 
-use super::run::{Prompter, speed};
+use super::generation::{Prompter, speed};
 use crate::args::Seed;
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Verbosity};

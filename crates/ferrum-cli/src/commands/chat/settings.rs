@@ -1,7 +1,7 @@
 //! What `/set` changes: how answers are chosen, how long they may be, and what is said about them.
 
 use crate::args::Seed;
-use crate::commands::run::fresh_seed;
+use crate::commands::generation::fresh_seed;
 use ferrum_engine::{Generation, SamplingParams};
 use serde_json::{Map, Value};
 use std::fmt::Display;

@@ -6,7 +6,7 @@
 use super::conversation::{Conversation, Turn};
 use super::settings::Settings;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::input;
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -162,7 +162,7 @@ fn read(path: &Path) -> Outcome<Value> {
     if !kind.is_file() {
         return Err(wrong("expected a file".into()));
     }
-    let text = open::read_json_text(path)?;
+    let text = input::read_json_text(path)?;
     let value: Value =
         serde_json::from_str(&text).map_err(|e| wrong(format!("expected JSON: {e}")))?;
     match value.get(MARK).and_then(Value::as_u64) {

@@ -1,7 +1,7 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
 use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
-use crate::commands::{encode, images, run, transcribe};
+use crate::commands::{encode, generation, images, transcribe};
 use crate::failure::{Failure, Outcome};
 use crate::open::Loaded;
 use crate::{hub, open};
@@ -260,7 +260,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         vocab_size: model.spec.vocab_size,
         pooling: Pooling::of_model(&model.source, Pooling::Last)?,
         hidden_size: model.spec.hidden_size,
-        stop_tokens: run::stop_tokens(&model, &tokenizer),
+        stop_tokens: generation::stop_tokens(&model, &tokenizer),
         sampling,
         tokenizer,
     };
@@ -463,7 +463,7 @@ fn draft_runner(
 
 /// What holds where a request says nothing: the model's recommendation, else OpenAI's defaults.
 fn sampling(model: &Model) -> Outcome<SamplingParams> {
-    let advice = run::advice(model)?;
+    let advice = generation::advice(model)?;
     Ok(SamplingParams {
         temperature: advice.temperature.unwrap_or(1.0),
         top_k: advice.top_k.unwrap_or(0),
