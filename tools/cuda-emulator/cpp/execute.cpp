@@ -10,6 +10,7 @@
 #include <cstring>
 #include <random>
 #include <algorithm>
+#include <array>
 
 #include "emulator.hpp"
 
@@ -94,6 +95,9 @@ std::mt19937& generator() {
     return one;
 }
 
+// Bytes of an asynchronous product: `EMULATOR_PRODUCT` of `device/emulator.h`.
+constexpr size_t PRODUCT = 64;
+
 enum class State { NEW, READY, AT_BARRIER, AT_WARP, DONE };
 
 struct AsyncCopy {
@@ -115,6 +119,14 @@ struct Lane {
     std::vector<size_t> groups;
     // Whether it has waited for the kernel before this one.
     bool waited = false;
+    // Asynchronous products that were begun, how many of them each group has, and how many none has yet.
+    std::vector<std::array<unsigned char, PRODUCT>> products;
+    std::vector<size_t> product_groups;
+    size_t open_products = 0;
+    // Whether registers were fenced since the last wait for all products.
+    bool fenced = false;
+    // How often it has made its writes visible to asynchronous products.
+    uint32_t published = 0;
 };
 
 // Who touched a byte of shared memory last, and when.
@@ -122,6 +134,8 @@ struct Touch {
     uint32_t block = 0;
     uint32_t write_epoch = 0, read_epoch = 0;
     uint32_t write_warp_epoch = 0, read_warp_epoch = 0;
+    // How often the writer had published before.
+    uint32_t published = 0;
     uint16_t writer = 0, reader = 0;
     bool written = false, read = false;
 };
@@ -277,6 +291,7 @@ const char* touch(Engine& e, Touch& t, bool write) {
         t.written = true;
         t.read = false;
         t.writer = me;
+        t.published = e.lane().published;
         t.write_epoch = e.epoch;
         t.write_warp_epoch = warp_epoch;
         return nullptr;
@@ -293,7 +308,8 @@ const char* touch(Engine& e, Touch& t, bool write) {
     return nullptr;
 }
 
-bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char** problem) {
+// With `product`, that of an asynchronous product.
+bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char** problem, bool product = false) {
     const Module& module = *e.launch->function->module;
     auto dynamic = reinterpret_cast<uintptr_t>(e.dynamic);
     std::vector<Touch>* touches;
@@ -313,7 +329,12 @@ bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char
         *problem = "an access behind the end of shared memory";
         return true;
     }
-    for (size_t i = 0; i < bytes && !*problem; i++) *problem = touch(e, (*touches)[offset + i], write);
+    for (size_t i = 0; i < bytes && !*problem; i++) {
+        Touch& t = (*touches)[offset + i];
+        *problem = touch(e, t, write);
+        if (product && !*problem && e.lanes[t.writer].published == t.published)
+            *problem = "an asynchronous product reads shared memory whose writer has not published it";
+    }
     return true;
 }
 
@@ -399,6 +420,10 @@ std::string execute(const Launch& launch) {
             lane.copies.clear();
             lane.groups.clear();
             lane.waited = !launch.early;
+            lane.products.clear();
+            lane.product_groups.clear();
+            lane.open_products = 0;
+            lane.fenced = false;
         }
         run_block(e);
     }
@@ -434,6 +459,7 @@ void emulator_fiber_main() {
     e.launch->function->call(e.pointers.data());
     if (!e.lane().copies.empty()) fault(e, "a thread ends with asynchronous copies that it did not wait for");
     if (!e.lane().waited) fault(e, "a thread of a kernel that may be started early ends without waiting for the one before it");
+    if (!e.lane().products.empty()) fault(e, "a thread ends with asynchronous products that it did not wait for");
     leave(e, State::DONE);
 }
 void emulator_wait_for_previous() { engine().lane().waited = true; }
@@ -550,6 +576,47 @@ void emulator_cp_async_wait(unsigned groups) {
     lane.groups.erase(lane.groups.begin(), lane.groups.begin() + std::ptrdiff_t(done));
     for (size_t& end : lane.groups) end -= count;
     finish_copies(e, lane, count);
+}
+
+void emulator_publish() { engine().lane().published++; }
+
+void emulator_product_access(const void* at, unsigned bytes) {
+    Engine& e = engine();
+    const char* problem = nullptr;
+    if (!shared_access(e, reinterpret_cast<uintptr_t>(at), bytes, false, &problem, true))
+        problem = "an asynchronous product reads what is not shared memory";
+    if (problem) fault(e, problem);
+}
+
+void emulator_product_fence() { engine().lane().fenced = true; }
+
+void emulator_product(const void* what) {
+    Engine& e = engine();
+    Lane& lane = e.lane();
+    if (!lane.fenced) return fault(e, "an asynchronous product that no fence of its registers precedes");
+    lane.products.emplace_back();
+    std::memcpy(lane.products.back().data(), what, PRODUCT);
+    lane.open_products++;
+}
+
+void emulator_product_commit() {
+    Lane& lane = engine().lane();
+    lane.product_groups.push_back(lane.open_products);
+    lane.open_products = 0;
+}
+
+bool emulator_product_take(unsigned groups, void* what) {
+    Lane& lane = engine().lane();
+    auto& all = lane.product_groups;
+    while (all.size() > groups && all.front() == 0) all.erase(all.begin());
+    if (all.size() <= groups) {
+        lane.fenced = !lane.products.empty();
+        return false;
+    }
+    all.front()--;
+    std::memcpy(what, lane.products.front().data(), PRODUCT);
+    lane.products.erase(lane.products.begin());
+    return true;
 }
 
 // What the host compiler calls for each access that others could see.

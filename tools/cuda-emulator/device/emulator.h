@@ -67,6 +67,16 @@ void emulator_atomic(const void* at, unsigned bytes);
 void emulator_cp_async(void* dst, const void* src, unsigned bytes);
 void emulator_cp_async_commit();
 void emulator_cp_async_wait(unsigned groups);
+// Makes what this thread has written visible to asynchronous products, and an access of one.
+void emulator_publish();
+void emulator_product_access(const void* at, unsigned bytes);
+// Asynchronous products of this thread: what they are, in as many bytes as `EMULATOR_PRODUCT`, until a wait takes the oldest
+// of those before the last `groups` groups; false when there is none.
+#define EMULATOR_PRODUCT 64
+void emulator_product_fence();
+void emulator_product(const void* what);
+void emulator_product_commit();
+bool emulator_product_take(unsigned groups, void* what);
 void emulator_fault(const char* reason);
 }
 

@@ -107,6 +107,80 @@ EMULATOR_PLAIN void mma_op(void* const* lanes, unsigned mask) {
             static_cast<Product*>(lanes[lane])->c[i] = float(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
 }
 
+// A product of four warps of 16-bit elements: its sums, its matrices by descriptors (A may be in registers), columns.
+struct HalfGroupProduct {
+    float* c;
+    uint64_t a, b;
+    uint32_t a_registers[4];
+    int columns;
+    bool half, a_in_registers, adds;
+    // Whether the elements of a column of Bᵀ lie beside each other, not those of a row.
+    bool columns_together;
+};
+static_assert(sizeof(HalfGroupProduct) <= EMULATOR_PRODUCT, "it is kept in as many bytes");
+
+// Where the element at `row` (of A or of Bᵀ) and `k` is in shared memory, by the descriptor's own fields: a start, the distances
+// of larger steps (leading, stride), and which address bits are exchanged. All as in the PTX manual's layouts of matrices, and
+// their formulas in CUTLASS (`mma_traits_sm90_gmma.hpp`).
+EMULATOR_PLAIN inline const uint8_t* described(uint64_t descriptor, int row, int k, bool rows_together) {
+    uint64_t start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    uint64_t stride = (descriptor >> 32 & 0x3fff) << 4, at;
+    // None, 128, 64 and 32 bytes.
+    const int bytes_of[4] = {16, 128, 64, 32};
+    int mode = int(descriptor >> 62), bytes = bytes_of[mode], elements = bytes / 2;
+    if (descriptor >> 49 & 7) emulator_fault("a base offset of a matrix of wgmma, which the emulator does not have");
+    if (!rows_together) {
+        // Rows of `bytes`, eight of them behind each other; without an exchange a row is cut in pieces of eight elements.
+        at = row / 8 * stride + row % 8 * bytes + (mode ? k * 2 : k / 8 * leading + k % 8 * 2);
+    } else {
+        uint64_t next_rows = mode ? leading : stride, next_k = mode ? stride : leading;
+        at = row / elements * next_rows + row % elements * 2 + k / 8 * next_k + k % 8 * bytes;
+    }
+    at += start;
+    at ^= (at >> 7 & (bytes / 16 - 1)) << 4;
+    return static_cast<const uint8_t*>(emulator_dynamic_shared()) + at;
+}
+EMULATOR_PLAIN inline double described_value(uint64_t descriptor, int row, int k, bool rows_together, bool half) {
+    uint16_t bits;
+    std::memcpy(&bits, described(descriptor, row, k, rows_together), 2);
+    return half ? float_of_f16(bits) : float_of_bf16(bits);
+}
+// The part of a warp: its 16 rows of A with all columns.
+EMULATOR_PLAIN inline void half_group_op(void* const* lanes, unsigned mask) {
+    if (mask != 0xffffffffu) return emulator_fault("wgmma needs all lanes of its warps");
+    const HalfGroupProduct* p = static_cast<HalfGroupProduct*>(lanes[0]);
+    int warp = int(threadIdx.x % 128 / 32);
+    double a[16][16];
+    for (int lane = 0; lane < 32; lane++) {
+        const HalfGroupProduct* own = static_cast<HalfGroupProduct*>(lanes[lane]);
+        if (own->b != p->b || (!p->a_in_registers && own->a != p->a))
+            return emulator_fault("threads of a warp have other descriptors for a wgmma");
+        for (int i = 0; i < 8; i++) {
+            int row = lane / 4 + i / 2 % 2 * 8, k = lane % 4 * 2 + i / 4 * 8 + i % 2;
+            uint16_t bits = uint16_t(own->a_registers[i / 2] >> 16 * (i % 2));
+            a[row][k] = !p->a_in_registers ? described_value(p->a, warp * 16 + row, k, false, p->half)
+                        : p->half          ? float_of_f16(bits)
+                                           : float_of_bf16(bits);
+        }
+    }
+    for (int eight = 0; eight < p->columns / 8; eight++) {
+        Row8 b[16], sums[16];
+        for (int k = 0; k < 16; k++)
+            for (int col = 0; col < 8; col++)
+                b[k][col] = described_value(p->b, eight * 8 + col, k, p->columns_together, p->half);
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] =
+                    p->adds ? static_cast<HalfGroupProduct*>(lanes[lane])->c[eight * 4 + i] : 0.0f;
+        for (int row = 0; row < 16; row++)
+            for (int k = 0; k < 16; k++) sums[row] += a[row][k] * b[k];
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++)
+                static_cast<HalfGroupProduct*>(lanes[lane])->c[eight * 4 + i] =
+                    float(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+    }
+}
+
 struct GroupProduct {
     float* c;
     const uint8_t *a, *b;
@@ -205,8 +279,8 @@ EMULATOR_PLAIN static inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4]
 }
 extern "C" void emulator_wait_for_previous();
 static inline void wait_for_previous() { emulator_wait_for_previous(); }
-static inline void wgmma_publish() {}
-static inline void wgmma_begin() {}
+static inline void wgmma_publish() { emulator_publish(); }
+static inline void wgmma_begin() { emulator_product_fence(); }
 static inline void wgmma_end() {}
 EMULATOR_PLAIN static inline void wgmma_e4m3(float (&c)[64], const void* a, const void* b, int k, bool adds) {
     int thread = threadIdx.x % 128, rows[2] = {thread / 2, thread};
@@ -215,11 +289,50 @@ EMULATOR_PLAIN static inline void wgmma_e4m3(float (&c)[64], const void* a, cons
         if (reinterpret_cast<uintptr_t>(matrices[i]) % 1024)
             emulator_fault("a matrix of wgmma is not aligned to 1024 bytes");
         for (int piece = 2 * k; piece < 2 * k + 2; piece++)
-            emulator_access(static_cast<const uint8_t*>(matrices[i]) + rows[i] * 128 + (piece ^ (rows[i] & 7)) * 16, 16, 16, 0);
+            emulator_product_access(static_cast<const uint8_t*>(matrices[i]) + rows[i] * 128 + (piece ^ (rows[i] & 7)) * 16, 16);
     }
     emulator::GroupProduct arg = {c, static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), k, adds, thread / 32};
     emulator_warp(0xffffffffu, emulator::wgmma_op, &arg);
 }
+static inline uint32_t shared_address(const void* at) {
+    return uint32_t(static_cast<const uint8_t*>(at) - static_cast<const uint8_t*>(emulator_dynamic_shared()));
+}
+// Products of 16-bit elements are made when somebody waits for them, which is as late as they may be.
+EMULATOR_PLAIN static inline void wgmma_later(const emulator::HalfGroupProduct& product) {
+    unsigned char what[EMULATOR_PRODUCT] = {};
+    std::memcpy(what, &product, sizeof product);
+    emulator_product(what);
+}
+template <bool HALF>
+EMULATOR_PLAIN static inline void wgmma_rows(float (&c)[64], uint64_t a, uint64_t b, bool adds) {
+    wgmma_later({c, a, b, {}, 128, HALF, false, adds, false});
+}
+template <bool HALF, int SUMS>
+EMULATOR_PLAIN static inline void wgmma_columns(float (&c)[SUMS], const uint32_t* a, uint64_t b) {
+    wgmma_later({c, 0, b, {a[0], a[1], a[2], a[3]}, SUMS * 2, HALF, true, true, true});
+}
+static inline void wgmma_commit() { emulator_product_commit(); }
+template <int GROUPS>
+EMULATOR_PLAIN static inline void wgmma_wait() {
+    unsigned char what[EMULATOR_PRODUCT];
+    while (emulator_product_take(GROUPS, what)) {
+        emulator::HalfGroupProduct product;
+        std::memcpy(&product, what, sizeof product);
+        // The four warps read what is in shared memory together: pieces of 16 bytes, each by one thread.
+        int thread = int(threadIdx.x % 128);
+        if (!product.a_in_registers)
+            emulator_product_access(emulator::described(product.a, thread / 2, thread % 2 * 8, false), 16);
+        for (int i = thread; i < product.columns * 2; i += 128) {
+            const uint8_t* at = product.columns_together
+                                    ? emulator::described(product.b, i / 16 * 8, i % 16, true)
+                                    : emulator::described(product.b, i / 2, i % 2 * 8, false);
+            emulator_product_access(at, 16);
+        }
+        emulator_warp(0xffffffffu, emulator::half_group_op, &product);
+    }
+}
+template <class T, int COUNT>
+static inline void wgmma_hold(T (&)[COUNT]) {}
 
 static inline void cp_async16(void* dst, const void* src) { emulator_cp_async(dst, src, 16); }
 // Zeros are there at once, which is as early as they may be; copies are as late as they may be.

@@ -67,6 +67,33 @@ const FIRST: &[(&str, Change)] = &[
     ("prefill of 300, heads 4:1 of 64", |s| {
         (s.q_len, s.kv_len, s.heads, s.head_dim) = (300, 300, (8, 2), 64);
     }),
+    ("prefill of 200, heads 4:1 of 128", |s| {
+        (s.q_len, s.kv_len, s.heads, s.head_dim) = (200, 200, (4, 1), 128);
+    }),
+    ("prefill of 131 after 150 tokens, heads 2:1 of 128", |s| {
+        (s.q_len, s.kv_len, s.pos_offset) = (131, 281, 150);
+        (s.heads, s.head_dim, s.sinks) = ((4, 2), 128, true);
+    }),
+    ("window 70 and softcap, prefill of 150 of 128", |s| {
+        (s.q_len, s.kv_len, s.heads, s.head_dim) = (150, 150, (2, 1), 128);
+        (s.window, s.softcap) = (Some(70), Some(3.0));
+    }),
+    ("window 30, queries of 128 after the last key", |s| {
+        (s.q_len, s.kv_len, s.pos_offset) = (80, 60, 20);
+        (s.heads, s.head_dim, s.window) = ((3, 1), 128, Some(30));
+    }),
+    ("window 30, queries of 128 past all keys", |s| {
+        (s.q_len, s.kv_len, s.pos_offset) = (80, 60, 150);
+        (s.heads, s.head_dim, s.window) = ((1, 1), 128, Some(30));
+    }),
+    ("large scores of 128", |s| {
+        (s.q_len, s.kv_len, s.heads, s.head_dim) = (90, 90, (1, 1), 128);
+        s.scales = (8.0, 1.0);
+    }),
+    ("zeros of 128", |s| {
+        (s.q_len, s.kv_len, s.heads, s.head_dim) = (70, 70, (1, 1), 128);
+        s.scales = (0.0, 0.0);
+    }),
     ("not causal", |s| (s.causal, s.kv_len) = (false, 33)),
     ("not causal, window 4", |s| {
         (s.causal, s.window) = (false, Some(4))

@@ -28,6 +28,35 @@ pub(super) const MANY_WIDE: &[(&str, Change)] = &[
         (s.heads, s.head_dim, s.sinks) = ((8, 2), 128, true);
         s.seqs = &[(130, 130), (640, 1), (20, 17), (0, 0), (63, 1)];
     }),
+    (
+        "heads 4:1 of 128, 70 queries of 270 keys, blocks of 7",
+        |s| {
+            (s.heads, s.head_dim, s.block_size) = ((4, 1), 128, 7);
+            s.seqs = &[(200, 70), (0, 33), (0, 0), (5, 129)];
+        },
+    ),
+    ("heads 3:1 of 128, window 150 of 331 keys, softcap", |s| {
+        (s.heads, s.head_dim, s.block_size) = ((3, 1), 128, 24);
+        (s.window, s.softcap, s.sinks) = (Some(150), Some(5.0), true);
+        s.seqs = &[(130, 201), (40, 1), (0, 45)];
+    }),
+    ("heads 2:1 of 128, chunks of 100, blocks of 5", |s| {
+        (s.heads, s.head_dim, s.block_size) = ((4, 2), 128, 5);
+        (s.window, s.chunked) = (Some(100), true);
+        s.seqs = &[(77, 140), (260, 3), (0, 67)];
+    }),
+    ("heads 2:1 of 128, not causal, window 60", |s| {
+        (s.heads, s.head_dim, s.causal, s.window) = ((2, 1), 128, false, Some(60));
+        s.seqs = &[(0, 190), (90, 40)];
+    }),
+    ("heads 1:1 of 128, not causal, sinks", |s| {
+        (s.heads, s.head_dim, s.causal, s.sinks) = ((2, 2), 128, false, true);
+        s.seqs = &[(140, 66), (0, 129), (0, 2)];
+    }),
+    ("heads 8:1 of 64, 40 queries of 1240 keys", |s| {
+        (s.heads, s.block_size) = ((8, 1), 48);
+        s.seqs = &[(1200, 40), (0, 7)];
+    }),
     ("heads 1:1 of 96, decode of 300 and 64 keys", |s| {
         (s.heads, s.head_dim) = ((2, 2), 96);
         s.seqs = &[(299, 1), (63, 1)];

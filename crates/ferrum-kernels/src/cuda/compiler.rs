@@ -66,6 +66,8 @@ sources! {
     FlashWideFp8 => "flash_wide_fp8.cu", false;
     FlashInt8 => "flash_int8.cu", false;
     FlashWideInt8 => "flash_wide_int8.cu", false;
+    FlashGroupF16 => "flash_group_f16.cu", false;
+    FlashGroupBf16 => "flash_group_bf16.cu", false;
     FlashCombine => "flash_combine.cu", false;
     Kv => "kv.cu", true;
     Gemv => "gemv.cu", true;
@@ -90,6 +92,7 @@ impl In {
             Self::TileHalf | Self::TilePacked | Self::TileFloat8 | Self::Sample => true,
             Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
             Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
+            Self::FlashGroupF16 | Self::FlashGroupBf16 => true,
             Self::FlashWideFp8 | Self::FlashInt8 | Self::FlashWideInt8 | Self::FlashCombine => true,
             Self::Rows | Self::Gemm | Self::Heads | Self::Conv | Self::Linear => false,
             Self::Attention | Self::TileE4m3 | Self::Float8 | Self::Collective => false,
@@ -109,6 +112,7 @@ headers! {
     "common.cuh",
     "intrinsics.cuh",
     "flash.cuh",
+    "flash_group.cuh",
     "float8.cuh",
     "packed.cuh",
     "tile.cuh",

@@ -1,10 +1,12 @@
-//! Attention on tensor cores: which kernel of `kernels/flash.cuh` runs, over which tiles and parts of the keys.
+//! Attention on tensor cores: which kernel of `kernels/flash.cuh` and `kernels/flash_group.cuh` runs, over which tiles and parts
+//! of the keys.
 //!
 //! A batch may have prompts, chunks and decodes at once, and the host knows bounds only. Sequences with few rows (a row is a
 //! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
 //! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
 //! lengths. Where there are less tiles than the device has room for, blocks share the keys of a tile, and
-//! `flash_combine` joins what they give.
+//! `flash_combine` joins what they give. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four
+//! warps make together.
 //!
 //! **Order of sums.** All kernels give a row the same bits as long as its keys are parted alike. By default, parts are as many
 //! as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
@@ -38,6 +40,20 @@ pub(super) const ROW_DIFFERENCE: f64 = 1e-4;
 /// No sequence has as many rows.
 const NO_LIMIT: usize = i32::MAX as usize;
 
+/// Most rows of a sequence in batches that do not go to tiles of 128: half of such a tile would have none.
+const SOME_ROWS: usize = 64;
+
+/// How a kernel works.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Each warp makes its products; one tile of keys or of values is on its way.
+    Warp,
+    /// The same with two tiles of both on their way.
+    Ahead,
+    /// Four warps make a product together.
+    Group,
+}
+
 /// A kernel's tiles, as the last lines of `kernels/flash.cuh` have them.
 struct Tiles {
     /// Warps along the rows, 16 each, and warps that share them.
@@ -48,8 +64,8 @@ struct Tiles {
     widest: usize,
     /// Blocks of a multiprocessor at once, about.
     resident: usize,
-    /// Whether two tiles of keys and of values are on their way.
-    ahead: bool,
+    /// How keys and values come, and who makes products.
+    form: Form,
     /// The kernels, in the order of [`Stored`].
     names: [&'static str; 5],
 }
@@ -82,7 +98,7 @@ static AHEAD: Tiles = Tiles {
     keys: 64,
     widest: 128,
     resident: 2,
-    ahead: true,
+    form: Form::Ahead,
     names: names!("flash", "16x128_ahead"),
 };
 
@@ -92,7 +108,7 @@ static NARROW: Pair = [
         keys: 64,
         widest: 128,
         resident: 3,
-        ahead: false,
+        form: Form::Warp,
         names: names!("flash", "64x128"),
     },
     Tiles {
@@ -100,7 +116,7 @@ static NARROW: Pair = [
         keys: 64,
         widest: 128,
         resident: 4,
-        ahead: false,
+        form: Form::Warp,
         names: names!("flash", "16x128"),
     },
 ];
@@ -111,7 +127,7 @@ static WIDE: Pair = [
         keys: 32,
         widest: 256,
         resident: 1,
-        ahead: false,
+        form: Form::Warp,
         names: names!("flash", "64x256"),
     },
     Tiles {
@@ -119,7 +135,7 @@ static WIDE: Pair = [
         keys: 32,
         widest: 256,
         resident: 3,
-        ahead: false,
+        form: Form::Warp,
         names: names!("flash", "16x256"),
     },
 ];
@@ -130,7 +146,7 @@ static LATENT: Pair = [
         keys: 32,
         widest: 512,
         resident: 1,
-        ahead: false,
+        form: Form::Warp,
         names: names!("latent", "64x512"),
     },
     Tiles {
@@ -138,10 +154,27 @@ static LATENT: Pair = [
         keys: 32,
         widest: 512,
         resident: 2,
-        ahead: false,
+        form: Form::Warp,
         names: names!("latent", "16x512"),
     },
 ];
+
+/// Tiles of many rows whose products four warps make together, for vectors of 128 and of 64 elements.
+static GROUP: [Tiles; 2] = [
+    of_group(128, names!("flash_group", "128x128")),
+    of_group(64, names!("flash_group", "128x64")),
+];
+
+const fn of_group(width: usize, names: [&'static str; 5]) -> Tiles {
+    Tiles {
+        warps: [8, 1],
+        keys: 128,
+        widest: width,
+        resident: 1,
+        form: Form::Group,
+        names,
+    }
+}
 
 /// What elements of a cache are, by what a kernel has to do with them.
 #[derive(Clone, Copy)]
@@ -178,6 +211,22 @@ impl Stored {
     /// Elements that are copied at once: a vector has a multiple of them.
     fn unit(&self) -> usize {
         if self.bytes == 1 { 16 } else { 8 }
+    }
+
+    /// The file of kernels whose products four warps make together; none for elements that are converted.
+    fn group_file(&self) -> Option<In> {
+        match self.number {
+            1 => Some(In::FlashGroupF16),
+            2 => Some(In::FlashGroupBf16),
+            _ => None,
+        }
+    }
+
+    /// Where the kernels of some tiles are.
+    fn file(&self, tiles: &Tiles) -> In {
+        let narrow = tiles.widest <= NARROW[0].widest;
+        let group = self.group_file().filter(|_| tiles.form == Form::Group);
+        group.unwrap_or(self.files[usize::from(!narrow)])
     }
 }
 
@@ -272,9 +321,32 @@ impl Job<'_> {
         found.copied().filter(|_| fits)
     }
 
+    /// Tiles whose products four warps make together, where this device has the instruction, vectors have their width, and
+    /// sequences have rows for them. Their order of sums is another, so no batch may decide where bits are not to depend on it.
+    fn group_tiles(&self, capability: (i32, i32)) -> Option<&'static Tiles> {
+        let config = self.config();
+        let queries = match self.cache.place {
+            Place::Contiguous { .. } => self.call.tokens,
+            Place::Paged { max_queries, .. } => max_queries,
+        };
+        let suits = capability == (9, 0)
+            && !self.invariant
+            && !self.cache.latent
+            && self.stored.group_file().is_some()
+            && config.head_dim == config.value_dim
+            && queries * self.group() > SOME_ROWS;
+        let found = GROUP.iter().find(|tiles| tiles.widest == config.head_dim);
+        found.filter(|_| suits)
+    }
+
     /// Bytes of shared memory of a block, in the order of the kernel.
     fn shared_bytes(&self, tiles: &Tiles) -> usize {
         let (config, stored) = (self.config(), &self.stored);
+        if tiles.form == Form::Group {
+            // Queries, two tiles of keys and of values, where those of four tiles lie, and factors of queries.
+            let vectors = tiles.rows() + 4 * tiles.keys;
+            return vectors * tiles.widest * 2 + 4 * tiles.keys * 4 + tiles.rows() * 4;
+        }
         let width = |dim: usize| dim.next_multiple_of(16);
         let row = |dim: usize| (width(dim) + 8) * 2;
         let (rows, keys, [along, across]) = (tiles.rows(), tiles.keys, tiles.warps);
@@ -288,7 +360,7 @@ impl Job<'_> {
             true => if_true(stored.direct, keys * row(key_dim)),
             false => keys * row(value_dim),
         };
-        let more = if_true(tiles.ahead, keys * row(key_dim) + second);
+        let more = if_true(tiles.form == Form::Ahead, keys * row(key_dim) + second);
         2 * keys * 8
             + if_true(stored.scaled, 4 * keys * 4)
             + if_true(stored.number == 1, rows * 4)
@@ -429,11 +501,8 @@ impl Job<'_> {
         let config = self.config();
         let blocks = elements(self.op, &[launch.count, config.kv_heads, launch.splits])?;
         let [along, across] = launch.tiles.warps;
-        let wide = usize::from(launch.tiles.widest > NARROW[0].widest);
-        let kernel = (
-            self.stored.files[wide],
-            launch.tiles.names[self.stored.number],
-        );
+        let tiles = launch.tiles;
+        let kernel = (self.stored.file(tiles), tiles.names[self.stored.number]);
         let threads = (along * across * 32) as u32;
         let grid = (blocks, threads, self.shared_bytes(launch.tiles));
         ctx.launch(self.op, kernel, grid, self.args(launch, partial))?;
@@ -563,6 +632,8 @@ pub(super) fn attention<A: CudaAct>(
     // Tiles of few rows do for all where those of many are too large, or have no kernel.
     let there = job.stored.direct || !cache.latent;
     let many = Some(many).filter(fits).filter(|_| there).unwrap_or(few);
+    let group = job.group_tiles(ctx.shared().capability).filter(fits);
+    let many = group.unwrap_or(many);
     let launches = job.launches([many, few], ctx.backend.multiprocessors());
     let bytes = launches.iter().map(|launch| job.scratch_bytes(launch));
     let bytes = bytes.collect::<Result<Vec<_>>>()?;

@@ -117,8 +117,8 @@ __device__ __forceinline__ void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], 
 
 // ---- products of four warps: compute capability 9.0 alone ----------------------------------------------------------------
 //
-// Both matrices are in shared memory, rows of 128 bytes whose eight pieces of 16 are exchanged as `tile_offset<8>` does, from
-// a multiple of 1024 bytes on.
+// Matrices in shared memory are rows of 128 bytes whose eight pieces of 16 are exchanged as `tile_offset<8>` does, from a multiple
+// of 1024 bytes on.
 
 // Makes what this thread has written to shared memory visible to products of four warps behind the next barrier.
 __device__ __forceinline__ void wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -133,26 +133,83 @@ __device__ __forceinline__ uint64_t wgmma_matrix(const void* matrix, int piece) 
     const uint64_t swizzle_128 = uint64_t(1) << 62, eight_rows = uint64_t(1024 >> 4) << 32;
     return swizzle_128 | eight_rows | uint64_t(1) << 16 | (shared_address(matrix) + piece * 16 & 0x3ffff) >> 4;
 }
+// The sums of a product as operands of `asm`, and their names there.
+#define WGMMA_SUMS_32 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                          \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define WGMMA_SUMS_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                          \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                 \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                 \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define WGMMA_SUMS_OF_8(C, I)                                                                                              \
+    "+f"(C[I]), "+f"(C[I + 1]), "+f"(C[I + 2]), "+f"(C[I + 3]), "+f"(C[I + 4]), "+f"(C[I + 5]), "+f"(C[I + 6]), "+f"(C[I + 7])
+#define WGMMA_SUMS_OF_32(C, I)                                                                                             \
+    WGMMA_SUMS_OF_8(C, I), WGMMA_SUMS_OF_8(C, I + 8), WGMMA_SUMS_OF_8(C, I + 16), WGMMA_SUMS_OF_8(C, I + 24)
+
 // C[64, 128] = A[64, 32] · B[128, 32]ᵀ of FP8 E4M3, where both begin at step `k` of 32 bytes, plus C if `adds`. Warp w has rows
 // 16 w to 16 w + 15, and of them each lane what it has of products of one warp.
 __device__ __forceinline__ void wgmma_e4m3(float (&c)[64], const void* a, const void* b, int k, bool adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1;\n}\n"
-                 :
-                   "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-                   "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-                   "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-                   "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-                   "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-                   "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " WGMMA_SUMS_64 "%64, %65, p, 1, 1;\n}\n"
+                 : WGMMA_SUMS_OF_32(c, 0), WGMMA_SUMS_OF_32(c, 32)
                  : "l"(wgmma_matrix(a, 2 * k)), "l"(wgmma_matrix(b, 2 * k)), "r"(int(adds)));
+}
+
+// Products of f16 or bf16 name their matrices in shared memory by descriptors, as the PTX manual has them.
+//
+// C[64, 128] = A[64, 16] · B[128, 16]ᵀ, plus C if `adds`. In both matrices, elements of a row lie beside each other.
+template <bool HALF>
+__device__ __forceinline__ void wgmma_rows(float (&c)[64], uint64_t a, uint64_t b, bool adds) {
+#define WGMMA_ROWS(TYPE)                                                                                                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " WGMMA_SUMS_64                            \
+                 "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                           \
+                 : WGMMA_SUMS_OF_32(c, 0), WGMMA_SUMS_OF_32(c, 32)                                                         \
+                 : "l"(a), "l"(b), "r"(int(adds)))
+    if constexpr (HALF) WGMMA_ROWS("f16");
+    else WGMMA_ROWS("bf16");
+}
+// C[64, 128] += A[64, 16] · B[16, 128], or 64 columns of both. A is in registers, where each lane has of its warp's 16 rows what
+// it has in products of one warp. Elements of a column of Bᵀ lie beside each other.
+template <bool HALF>
+__device__ __forceinline__ void wgmma_columns(float (&c)[64], const uint32_t* a, uint64_t b) {
+#define WGMMA_COLUMNS_128(TYPE)                                                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " WGMMA_SUMS_64                            \
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"                                                             \
+                 : WGMMA_SUMS_OF_32(c, 0), WGMMA_SUMS_OF_32(c, 32)                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if constexpr (HALF) WGMMA_COLUMNS_128("f16");
+    else WGMMA_COLUMNS_128("bf16");
+}
+template <bool HALF>
+__device__ __forceinline__ void wgmma_columns(float (&c)[32], const uint32_t* a, uint64_t b) {
+#define WGMMA_COLUMNS_64(TYPE)                                                                                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " WGMMA_SUMS_32                             \
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                                             \
+                 : WGMMA_SUMS_OF_32(c, 0)                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if constexpr (HALF) WGMMA_COLUMNS_64("f16");
+    else WGMMA_COLUMNS_64("bf16");
+}
+// Ends a group of products, of which the last `GROUPS` may still run behind `wgmma_wait`.
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int GROUPS>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
+// The compiler, which takes products for finished where they begin, moves no use of these registers over this.
+template <int COUNT>
+__device__ __forceinline__ void wgmma_hold(float (&c)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void wgmma_hold(uint32_t (&a)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 __device__ __forceinline__ void cp_async16(void* dst, const void* src) {
