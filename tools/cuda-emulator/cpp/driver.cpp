@@ -312,6 +312,7 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         case 75: *value = capability / 10; break;
         case 76: *value = capability % 10; break;
         case 115: *value = 1; break;         // memory pools
+        case 81: *value = 228 << 10; break;  // of all blocks of a multiprocessor
         case 97: *value = 227 << 10; break;  // shared memory of a block that asks for it
         default: return fail(INVALID_VALUE, "the emulator has no such attribute");
     }

@@ -32,7 +32,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let layers = args.layers.as_ref();
     let placement = Placement::for_model(BackendKind::Auto, layers, &model, options)?;
     model.tensors().release();
-    let config = RunnerConfig::single(context);
+    let config = placement.single(context);
     let mut plan = placement.memory_plan(&model, &config, kv);
     let stages = Stages {
         plans: placement.stage_plans(&model, &config, kv),

@@ -25,6 +25,7 @@ pub const MAX_LOGPROBS: usize = 20;
 /// Most log-probabilities that a request may be given: of all choices and the prompt, with alternatives. Whoever
 /// takes them may have to keep them all.
 pub const MAX_LOGPROB_ENTRIES: usize = 1 << 22;
+
 /// A prompt, and what is wanted of it.
 #[derive(Clone, Debug)]
 pub struct Request {

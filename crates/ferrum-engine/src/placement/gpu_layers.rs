@@ -114,7 +114,12 @@ impl Placement {
 /// How many of a model's last layers a device has room for.
 fn most_layers(device: &BackendDispatch, model: &Model, share: MemoryShare) -> usize {
     let all = model.spec.layers.len();
-    let config = RunnerConfig::single(model.spec.context_length.clamp(1, CONTEXT));
+    let context = model.spec.context_length.clamp(1, CONTEXT);
+    // As if the device had all layers: with another one, steps may be shorter.
+    let config = RunnerConfig {
+        max_tokens: context.min(device.step_tokens()),
+        ..RunnerConfig::single(context)
+    };
     let kv = KvDtype::for_model(model);
     let info = device.info();
     let fits = |first: &usize| {

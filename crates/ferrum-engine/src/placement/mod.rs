@@ -83,12 +83,10 @@ impl Placement {
         }
     }
 
-    /// Most tokens of a step that these devices gain by: a processor is busy with 512, while a large GPU is half idle.
+    /// Most tokens of a step that all of these devices gain by.
     pub fn step_tokens(&self) -> usize {
-        match self.stages().all(|placed| placed.device.is_cuda()) {
-            true => 2048,
-            false => 512,
-        }
+        let of_stages = self.stages().map(|placed| placed.device.step_tokens());
+        of_stages.min().unwrap_or(1)
     }
 
     /// Sizes for one sequence of up to `context` tokens, with steps of [`step_tokens`](Self::step_tokens).

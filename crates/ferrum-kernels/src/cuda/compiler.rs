@@ -83,7 +83,8 @@ sources! {
 }
 
 impl In {
-    /// Whether all kernels of the file wait for the one before them, so that they may be started before that has ended.
+    /// Whether all kernels of the file wait for the one before them, so that they may be started before that has ended
+    /// (programmatic dependent launch).
     pub(super) fn waits(self) -> bool {
         match self {
             Self::Elementwise | Self::Norm | Self::Kv | Self::Gemv | Self::Quant | Self::Moe => {
@@ -200,7 +201,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// A kernel that may use `shared` bytes of dynamic shared memory.
+    /// A kernel by its name; the first one of a file loads it.
     pub(super) fn function(&self, driver: &Arc<Driver>, file: In, name: &str) -> Result<Function> {
         let mut module = lock(&self.loaded[file as usize]);
         if module.is_none() {

@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) multiprocessors: usize,
     /// Bytes of shared memory that a block may ask for.
     pub(super) max_shared: usize,
+    /// Bytes of shared memory of all blocks of a multiprocessor.
+    pub(super) processor_shared: usize,
     /// Whether a kernel may be started while the one before it runs.
     pub(super) starts_early: bool,
     functions: Mutex<HashMap<&'static str, Function>>,
@@ -139,6 +141,9 @@ pub(super) fn open(
         capability,
         multiprocessors,
         max_shared,
+        processor_shared: count_of(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        ),
         // Graphs keep such launches from CUDA 12.3 on.
         starts_early: capability >= (9, 0) && Driver::version() >= (12, 3),
         functions: Mutex::default(),

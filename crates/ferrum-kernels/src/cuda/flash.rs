@@ -8,7 +8,7 @@
 //! `flash_combine` joins what they give. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four
 //! warps make together.
 //!
-//! **Order of sums.** All kernels give a row the same bits as long as its keys are parted alike. By default, parts are as many
+//! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By default, parts are as many
 //! as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
 
 use super::attention::Call;
@@ -287,8 +287,9 @@ struct Job<'a> {
     /// `out`, `q` and `sinks`.
     buffers: [Arg; 3],
     invariant: bool,
-    /// Most bytes of shared memory of a block.
+    /// Bytes of shared memory of a block, at most, and of all blocks of a multiprocessor.
     most_shared: usize,
+    processor_shared: usize,
 }
 
 impl Job<'_> {
@@ -473,7 +474,9 @@ impl Job<'_> {
     /// Whether [`AHEAD`] may take the place of these tiles.
     fn takes_ahead(&self, tiles: &Tiles) -> bool {
         let alike = tiles.warps == AHEAD.warps && tiles.widest == AHEAD.widest;
-        alike && self.stored.direct && self.shared_bytes(&AHEAD) <= self.most_shared
+        // A block takes 1 KiB of the multiprocessor's beside its own.
+        let together = AHEAD.resident * (self.shared_bytes(&AHEAD) + (1 << 10));
+        alike && self.stored.direct && together <= self.processor_shared
     }
 
     /// Bytes for sums of values, maxima and totals of so many parts.
@@ -621,6 +624,7 @@ pub(super) fn attention<A: CudaAct>(
         buffers,
         invariant: ctx.backend.batch_invariant(),
         most_shared: ctx.shared().max_shared,
+        processor_shared: ctx.shared().processor_shared,
     };
     let Some([many, few]) = job.tiles() else {
         return Ok(false);

@@ -18,7 +18,7 @@ use super::quant::{self, QuantSlab, weight_args};
 use super::role::{CudaAct, of_role};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
-use ferrum_types::{Dtype, FloatElement, Result, SrcDtype};
+use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
 use std::sync::Arc;
 
 /// Rows up to which weights are streamed without tensor cores.
@@ -29,7 +29,7 @@ pub(super) const FEW: usize = 4;
 const UNPACKED_ROWS: usize = 256;
 
 /// Most bytes of a weight that are bf16 at once.
-const UNPACKED_BYTES: usize = 128 << 20;
+const UNPACKED_BYTES: usize = 96 << 20;
 
 /// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
 /// activations of 8 bits is a tenth of it.
@@ -94,7 +94,8 @@ impl TileWeight<'_> {
         let sizes = match codes {
             Some(CodeTiles::Group) => CODE_TILE_OF_GROUP,
             Some(CodeTiles::Warp) if tile == 3 => CODE_TILE,
-            _ => TILES[tile],
+            Some(CodeTiles::Warp) => TILES[2],
+            None => TILES[tile],
         };
         let (file, name) = match (self, codes) {
             (_, Some(CodeTiles::Group)) => (In::TileE4m3, "tile_e4m3_group"),
@@ -368,8 +369,18 @@ fn multiplied<A: CudaAct>(
     let Some(blas) = shared.blas() else {
         return Ok(false);
     };
-    let workspace = ctx.beside(blas::WORKSPACE)?;
+    let Some(workspace) = room_beside(ctx, blas::WORKSPACE)? else {
+        return Ok(false);
+    };
     blas.product(op, ctx.stream(), x, weight, out, workspace)
+}
+
+/// Memory for the library; none where the device has no room for it, as tiles need hardly any.
+fn room_beside<A: CudaAct>(ctx: &mut CudaContext<A>, bytes: usize) -> Result<Option<u64>> {
+    match ctx.beside(bytes) {
+        Err(Error::OutOfMemory { .. }) => Ok(None),
+        at => at.map(Some),
+    }
 }
 
 /// The same with a quantised weight.
@@ -389,8 +400,10 @@ fn unpacked<A: CudaAct>(
     let row_bytes = elements(op, &[x.k, 2])?;
     let most = (UNPACKED_BYTES / row_bytes / blas::ALIGNED_START).max(1) * blas::ALIGNED_START;
     let most = most.min(out.columns);
-    let workspace =
-        ctx.beside(elements(op, &[most, row_bytes])?.saturating_add(blas::WORKSPACE))?;
+    let bytes = elements(op, &[most, row_bytes])?.saturating_add(blas::WORKSPACE);
+    let Some(workspace) = room_beside(ctx, bytes)? else {
+        return Ok(false);
+    };
     let weight = workspace + blas::WORKSPACE as u64;
     let groups = x.k.div_ceil(GROUP);
     let kernel = (In::Quant, quant::kernels(slab.format.bits).unpack);

@@ -1,4 +1,4 @@
-// Ops on single elements: a thread, an element.
+// Ops on single elements: a thread has one, or eight of a gated row.
 #include "common.cuh"
 
 #define UNARY(NAME, E)                                                                                                  \

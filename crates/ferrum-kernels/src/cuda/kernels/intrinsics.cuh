@@ -66,7 +66,7 @@ __device__ __forceinline__ uint4 load16_once(const void* at) {
     return x;
 }
 
-// A kernel may be started while the one before it in its stream still runs: it waits for that one's results here, and lets the
+// Programmatic dependent launch: a kernel may be started while the one before it in its stream still runs: it waits for that one's results here, and lets the
 // one behind it start. Devices before 9.0 start a kernel when the one before has ended.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
