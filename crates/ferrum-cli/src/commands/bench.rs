@@ -77,8 +77,9 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         samples.push(once(&mut session, &prompt, gen_len)?);
         // Before the limits are measured, which takes memory of its own.
         peak_rss = peak_rss.or_else(|| process::memory().map(|memory| memory.peak));
-        limits.extend(measure_limits(&placement)?);
+        limits.extend(processor_limits(&placement)?);
     }
+    limits.extend(gpu_limits(&placement)?);
     drop(tokenizer);
     let profile = args.profile.as_deref();
     let profile = profile.map(|path| Profile::measure(&mut session, &prompt, gen_len, path));
@@ -225,25 +226,38 @@ fn together(
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// What the device can do at best, where one has all layers and it is a processor, whose threads are those that compute, or
-/// goes by CUDA.
-fn measure_limits(placement: &Placement) -> Outcome<Option<Limits>> {
-    if !placement.is_whole() {
+/// What the processor can do at best, by the threads that compute, where it has all layers. It shares its machine with others,
+/// so this is measured beside each run.
+fn processor_limits(placement: &Placement) -> Outcome<Option<Limits>> {
+    let (true, BackendDispatch::Cpu(device)) = (placement.is_whole(), placement.last_device())
+    else {
         return Ok(None);
+    };
+    Ok(Some(Limits {
+        bandwidth: peak::read_bandwidth(device)?,
+        is_copy: false,
+        fma_flops: Some(peak::fma_peak(device)),
+        byte_ops: Some(peak::byte_peak(device)),
+        bf16_flops: peak::bf16_peak(device),
+        cache: cache::last_level(),
+    }))
+}
+
+/// The same of a GPU by CUDA, once.
+#[cfg(feature = "cuda")]
+fn gpu_limits(placement: &Placement) -> Outcome<Option<Limits>> {
+    match placement.last_device() {
+        BackendDispatch::Cuda(device) if placement.is_whole() && !device.info().software => {
+            Ok(gpu::limits(device)?)
+        }
+        _ => Ok(None),
     }
-    Ok(match placement.last_device() {
-        BackendDispatch::Cpu(device) => Some(Limits {
-            bandwidth: peak::read_bandwidth(device)?,
-            is_copy: false,
-            fma_flops: Some(peak::fma_peak(device)),
-            byte_ops: Some(peak::byte_peak(device)),
-            bf16_flops: peak::bf16_peak(device),
-            cache: cache::last_level(),
-        }),
-        #[cfg(feature = "cuda")]
-        BackendDispatch::Cuda(device) if !device.info().software => gpu::limits(device)?,
-        _ => None,
-    })
+}
+
+/// There is none.
+#[cfg(not(feature = "cuda"))]
+fn gpu_limits(_: &Placement) -> Outcome<Option<Limits>> {
+    Ok(None)
 }
 
 /// Reproducible ids: a multiplicative generator's high bits.

@@ -139,6 +139,9 @@ const SHAPES: &[(usize, usize)] = &[
     (33, 65),
     (5, 100),
     (1, 1024),
+    // More than a block has registers for, in a whole number of wide reads and not.
+    (2, 16_392),
+    (2, 16_389),
     (4, 2817),
 ];
 

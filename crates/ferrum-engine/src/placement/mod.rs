@@ -83,7 +83,7 @@ impl Placement {
         }
     }
 
-    /// Most tokens of a step that all of these devices gain by.
+    /// Most tokens of a step: what the device with the shortest steps takes.
     pub fn step_tokens(&self) -> usize {
         let of_stages = self.stages().map(|placed| placed.device.step_tokens());
         of_stages.min().unwrap_or(1)

@@ -6,10 +6,10 @@
 //! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
 //! lengths. Where there are less tiles than the device has room for, blocks share the keys of a tile, and
 //! `flash_combine` joins what they give. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four
-//! warps make together.
+//! warps make together (warpgroup MMA, `wgmma`).
 //!
-//! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By default, parts are as many
-//! as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
+//! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By
+//! default, parts are as many as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
 
 use super::attention::Call;
 use super::compiler::In;
@@ -50,7 +50,7 @@ enum Form {
     Warp,
     /// The same with two tiles of both on their way.
     Ahead,
-    /// Four warps make a product together.
+    /// Four warps make a product together (`wgmma`).
     Group,
 }
 

@@ -20,7 +20,8 @@
 //!
 //! **What has been executed.** Tests run all of this, kernels included, under the stand-in driver of
 //! `tools/cuda-emulator`, and compile every kernel with NVIDIA's compiler where that is installed. An H200 has
-//! run the conformance suite and all families (`docs/reports`); several devices, and other architectures, are still to come.
+//! run the conformance suite and all families at the commits that `docs/reports` says; `docs/performance.md` lists what came
+//! later. Several devices, and other architectures, are still to come.
 
 mod attention;
 mod blas;

@@ -160,10 +160,10 @@ impl CudaQuantWeight {
 
 /// Rows of activations as codes: where codes, scales and sums are.
 #[derive(Clone, Copy)]
-pub(super) struct Codes(pub(super) [Arg; 3]);
+struct Codes([Arg; 3]);
 
 /// Makes codes of `x`, in scratch memory.
-pub(super) fn quantise<A: CudaAct>(
+fn quantise<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
     x: &CudaBuffer<A>,

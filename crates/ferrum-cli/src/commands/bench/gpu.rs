@@ -9,9 +9,9 @@ use std::time::Instant;
 const COPIED: usize = 1 << 28;
 /// Rows and columns of both factors.
 const SIDE: usize = 8192;
-/// Measurements, and runs of each.
-const RUNS: usize = 5;
-const TOGETHER: usize = 8;
+/// Measurements, and how often the work is recorded in each.
+const MEASUREMENTS: usize = 5;
+const REPEATS: usize = 8;
 
 /// Both; `None` where the model leaves no room to measure them.
 pub(super) fn limits<B: Backend>(device: &B) -> Result<Option<Limits>> {
@@ -73,13 +73,13 @@ fn fastest<B: Backend>(
     work(ctx)?;
     B::sync(ctx)?;
     let mut best = f64::INFINITY;
-    for _ in 0..RUNS {
+    for _ in 0..MEASUREMENTS {
         let started = Instant::now();
-        for _ in 0..TOGETHER {
+        for _ in 0..REPEATS {
             work(ctx)?;
         }
         B::sync(ctx)?;
-        best = best.min(started.elapsed().as_secs_f64() / TOGETHER as f64);
+        best = best.min(started.elapsed().as_secs_f64() / REPEATS as f64);
     }
     Ok(best)
 }

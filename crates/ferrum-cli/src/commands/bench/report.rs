@@ -3,7 +3,9 @@
 use super::profile::Profile;
 use crate::ui::human_bytes;
 use ferrum_engine::{PlacedStage, Placement};
+use ferrum_formats::{TensorDtype, TensorInfo};
 use ferrum_models::Model;
+use ferrum_types::Dtype;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -120,8 +122,13 @@ impl Report<'_> {
         let limits = self.limits.as_ref()?;
         let blocks = self.model.keeps_blocks() && self.model.has_integers();
         let bytes = limits.byte_ops.filter(|_| blocks);
-        // What makes no f32 is a GPU, whose products are all of bf16.
-        let is_bf16 = limits.fma_flops.is_none() || self.model.is_bf16();
+        // What makes no f32 is a GPU. Its products are of bf16, but for FP8 weights, of which prompts may be products of FP8.
+        let is_gpu = limits.fma_flops.is_none();
+        let is_fp8 = |info: &TensorInfo| info.dtype == TensorDtype::Plain(Dtype::F8E4M3);
+        if is_gpu && self.model.tensors().infos().any(is_fp8) {
+            return None;
+        }
+        let is_bf16 = is_gpu || self.model.is_bf16();
         let bf16 = limits.bf16_flops.filter(|_| is_bf16);
         let (name, unit, peak) = match (bytes, bf16) {
             (Some(bytes), _) => ("bytes", "GOP/s", bytes),

@@ -15,33 +15,26 @@ __device__ __forceinline__ void rms_row(typename X::Stored* x, const Act::Stored
     int runs = (dim + 7) / 8;
     float squares = 0;
     float kept[NORM_RUNS][8];
-#pragma unroll
-    for (int i = 0; i < NORM_RUNS; i++) {
-        int at = (i * int(blockDim.x) + int(threadIdx.x)) * 8;
-        if (at >= dim) break;
-        x8<X>(x, at, dim, wide, kept[i]);
+    auto take = [&](int at, float(&values)[8]) {
+        x8<X>(x, at, dim, wide, values);
         if (ADDS) {
             float more[8];
             x8<Act>(add, at, dim, wide, more);
 #pragma unroll
-            for (int j = 0; j < 8; j++) kept[i][j] += more[j];
-            write_x8<X>(x, at, dim, wide, kept[i]);
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) squares = fmaf(kept[i][j], kept[i][j], squares);
-    }
-    for (int run = NORM_RUNS * int(blockDim.x) + int(threadIdx.x); run < runs; run += blockDim.x) {
-        float values[8];
-        x8<X>(x, run * 8, dim, wide, values);
-        if (ADDS) {
-            float more[8];
-            x8<Act>(add, run * 8, dim, wide, more);
-#pragma unroll
             for (int j = 0; j < 8; j++) values[j] += more[j];
-            write_x8<X>(x, run * 8, dim, wide, values);
+            write_x8<X>(x, at, dim, wide, values);
         }
 #pragma unroll
         for (int j = 0; j < 8; j++) squares = fmaf(values[j], values[j], squares);
+    };
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        int at = (i * int(blockDim.x) + int(threadIdx.x)) * 8;
+        if (at < dim) take(at, kept[i]);
+    }
+    for (int run = NORM_RUNS * int(blockDim.x) + int(threadIdx.x); run < runs; run += blockDim.x) {
+        float values[8];
+        take(run * 8, values);
     }
     float factor = 1.0f / sqrtf(block_sum(squares, scratch) / float(dim) + eps);
     auto write = [&](int at, const float(&values)[8]) {
