@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod command;
+#[cfg(feature = "mpi")]
+mod job;
 
 use command::{fails, ferrum, fixture, json, ok, stderr};
 use ferrum_kernels::cpu::Isa;
@@ -267,13 +269,10 @@ mod processes {
         words,
     };
     use crate::command::mpirun;
+    use crate::job::{FERRUM, await_end, complete, complete_with, descendants, kill_a_rank, serve};
     use serde_json::Value;
-    use std::io::{BufRead, BufReader, Read, Write};
-    use std::net::TcpStream;
-    use std::process::{Child, Command, Stdio};
+    use std::process::Command;
     use std::time::{Duration, Instant};
-
-    const FERRUM: &str = env!("CARGO_BIN_EXE_ferrum");
 
     /// Families and formats of weights: what threads compute of all files, processes compute of these.
     const MODELS: [(&str, &str); 24] = [
@@ -429,149 +428,6 @@ mod processes {
         assert_eq!(said.matches("error: ").count(), 1, "{said}");
     }
 
-    /// A job that does not outlive its test.
-    struct Job(Child);
-
-    impl Drop for Job {
-        fn drop(&mut self) {
-            // Mostly it has ended; what it started ends with it.
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    /// The numbers of the processes that a process has started, and of those that they have.
-    fn descendants(of: u32) -> Vec<u32> {
-        // Any of its threads may have started one.
-        let threads = std::fs::read_dir(format!("/proc/{of}/task"))
-            .into_iter()
-            .flatten();
-        let children = threads.filter_map(|thread| {
-            std::fs::read_to_string(thread.ok()?.path().join("children")).ok()
-        });
-        let children = children.collect::<Vec<_>>().concat();
-        let own = children.split_whitespace().map(|pid| pid.parse().unwrap());
-        own.flat_map(|pid| [vec![pid], descendants(pid)].concat())
-            .collect()
-    }
-
-    /// A server of two ranks by a prepared `mpirun`, of a model or of the demo model: the job, where it answers, and what it
-    /// says from then on.
-    fn serve(
-        mut command: Command,
-        model: Option<&str>,
-    ) -> (Job, String, std::thread::JoinHandle<String>) {
-        let args = [
-            "serve",
-            "--port",
-            "0",
-            "--backend",
-            "cpu",
-            "--tensor-parallel",
-            "2",
-        ];
-        command.arg(FERRUM).args(args).args(["--threads", "1"]);
-        command.args(model);
-        let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let mut job = Job(child.unwrap());
-        let mut said = BufReader::new(job.0.stderr.take().unwrap());
-        let (mut address, mut before) = (String::new(), String::new());
-        loop {
-            let mut line = String::new();
-            let length = said.read_line(&mut line).unwrap();
-            assert_ne!(length, 0, "it ended: {before}");
-            before += &line;
-            if let Some((_, url)) = line.split_once("API base") {
-                let host = url.trim().trim_start_matches("http://");
-                address = host.trim_end_matches("/v1").to_owned();
-            }
-            if line.trim().starts_with("log level") {
-                break;
-            }
-        }
-        let rest = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = said.read_to_string(&mut text);
-            text
-        });
-        (job, address, rest)
-    }
-
-    /// What a request is answered; empty where nobody answers any more.
-    fn ask(address: &str, head: &str, body: &str) -> String {
-        let mut answer = Vec::new();
-        if let Ok(mut stream) = TcpStream::connect(address) {
-            let length = body.len();
-            let rest = format!("Host: x\r\nConnection: close\r\nContent-Length: {length}");
-            let request = format!("{head} HTTP/1.1\r\n{rest}\r\n\r\n{body}");
-            let _ = stream.write_all(request.as_bytes());
-            let _ = stream.read_to_end(&mut answer);
-        }
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    fn complete(address: &str) -> String {
-        complete_with(
-            address,
-            r#"{"prompt": [5, 9, 2, 77], "max_tokens": 8, "temperature": 0, "logprobs": 5}"#,
-        )
-    }
-
-    fn complete_with(address: &str, body: &str) -> String {
-        let Ok(mut stream) = TcpStream::connect(address) else {
-            return String::new();
-        };
-        let rest = format!(
-            "Host: x\r\nConnection: close\r\nContent-Length: {}",
-            body.len()
-        );
-        let request = format!(
-            "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n{rest}\r\n\r\n{body}"
-        );
-        let _ = stream.write_all(request.as_bytes());
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        answer
-    }
-
-    /// Waits until a job has ended, and says how long that took and whether health was red before.
-    fn await_end(job: &mut Job, address: &str) -> (Duration, bool) {
-        let (start, mut red) = (Instant::now(), false);
-        while job.0.try_wait().unwrap().is_none() {
-            let waited = start.elapsed();
-            assert!(waited < Duration::from_secs(60), "it did not end");
-            red |= ask(address, "GET /health", "").starts_with("HTTP/1.1 503");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        (start.elapsed(), red)
-    }
-
-    /// Kills rank 1 of a server; what the job says, whether health was red and whether `mpirun` failed.
-    fn kill_a_rank(command: Command) -> (String, String, bool, bool) {
-        let (mut job, address, rest) = serve(command, None);
-        let answer = complete(&address);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let mut ranks = descendants(job.0.id());
-        ranks.retain(|pid| {
-            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            let mut variables = environment.split(|&byte| byte == 0);
-            variables.any(|variable| variable == b"OMPI_COMM_WORLD_RANK=1")
-        });
-        assert_eq!(ranks.len(), 1, "{ranks:?}");
-        // Somebody is being answered; of an idle server, the next step would tell.
-        let busy = address.clone();
-        let asking = std::thread::spawn(move || while !complete(&busy).is_empty() {});
-        let pid = ranks[0].to_string();
-        let killed = Command::new("kill").args(["-9", &pid]).status();
-        assert!(killed.unwrap().success());
-        let (took, red) = await_end(&mut job, &address);
-        println!("ended after {took:.1?}");
-        asking.join().unwrap();
-        let failed = !job.0.wait().unwrap().success();
-        let sentence = format!("rank 1 of 2 ended the group: process {pid} on ");
-        (rest.join().unwrap(), sentence, red, failed)
-    }
-
     #[test]
     fn a_rank_that_is_killed_ends_the_job() {
         let Some(mut command) = mpirun(2) else {
@@ -579,22 +435,43 @@ mod processes {
         };
         // mpirun leaves the others to themselves.
         command.arg("--enable-recovery");
-        let (said, sentence, red, _) = kill_a_rank(command);
+        let (said, sentence, red, _) = kill_a_rank(command, "cpu");
         assert!(said.contains(&sentence), "{said}");
         assert!(red, "health was not red: {said}");
         // It ends the others at once, mostly before they can say why, and says so itself.
         let Some(command) = mpirun(2) else {
             return;
         };
-        let (said, sentence, _, failed) = kill_a_rank(command);
+        let (said, sentence, _, failed) = kill_a_rank(command, "cpu");
         assert!(failed, "{said}");
         let mpirun = "exited on signal 9";
         assert!(said.contains(&sentence) || said.contains(mpirun), "{said}");
     }
 
+    /// Ranks on CUDA devices wait for each other inside a collective of the device, which only the watch over the group ends.
+    #[test]
+    fn a_rank_on_a_cuda_device_that_is_killed_ends_the_job() {
+        let driver = match ferrum_cuda_emulator::folder() {
+            Ok(folder) => folder,
+            Err(reason) => {
+                println!("skipped: {reason}");
+                return;
+            }
+        };
+        let Some(mut command) = mpirun(2) else {
+            return;
+        };
+        command.arg("--enable-recovery");
+        command.env("LD_LIBRARY_PATH", driver);
+        command.env("CUDA_EMULATOR_DEVICES", "2");
+        let (said, sentence, red, _) = kill_a_rank(command, "cuda");
+        assert!(said.contains(&sentence), "{said}");
+        assert!(red, "health was not red: {said}");
+    }
+
     /// Text and log probabilities of an answer are the same alone and among others, to the bit; the server ends in order.
     fn check_server(command: Command, model: Option<&str>) {
-        let (mut job, address, rest) = serve(command, model);
+        let (mut job, address, rest) = serve(command, "cpu", model);
         let choice = |answer: String| {
             let (_, body) = answer.split_once("\r\n\r\n").unwrap();
             let body: Value = serde_json::from_str(body).unwrap();
@@ -735,7 +612,7 @@ mod processes {
             let output = Command::new("ip").args(command).output().unwrap();
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
-        let (mut job, address, rest) = serve(command, None);
+        let (mut job, address, rest) = serve(command, "cpu", None);
         let answer = inside(&address);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let down = ["-n", "ferrum-b", "link", "set", "fe-b", "down"];

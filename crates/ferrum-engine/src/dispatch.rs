@@ -423,13 +423,19 @@ impl BackendDispatch {
         (kv, stage): (KvDtype, &Stage),
     ) -> MemoryPlan {
         let policy = self.weight_policy(model);
-        match kv {
+        let plan = match kv {
             KvDtype::F32 => stage_memory_plan::<KvF32>(model, policy, config, stage),
             KvDtype::F16 => stage_memory_plan::<KvFp16>(model, policy, config, stage),
             KvDtype::Bf16 => stage_memory_plan::<KvBf16>(model, policy, config, stage),
             KvDtype::Fp8 => stage_memory_plan::<KvFp8>(model, policy, config, stage),
             KvDtype::Int8 => stage_memory_plan::<KvInt8>(model, policy, config, stage),
-        }
+        };
+        plan.with_workspace(self.workspace_bytes(1))
+    }
+
+    /// Bytes that this device takes for itself as one of so many ranks: [`Backend::workspace_bytes`].
+    pub(crate) fn workspace_bytes(&self, ranks: usize) -> u64 {
+        with_device!(self, device: B => B::workspace_bytes(device, ranks))
     }
 
     /// Loads a whole model onto this device for one sequence at a time or many: [`Placement::load`].

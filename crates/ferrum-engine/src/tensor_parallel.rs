@@ -455,13 +455,14 @@ impl BackendDispatch {
         let policy = self.weight_policy(model);
         let plan = |rank| {
             let cut = &model.cut(rank, ranks)?;
-            Ok(match kv {
+            let plan = match kv {
                 KvDtype::F32 => rank_memory_plan::<KvF32>(model, policy, config, cut),
                 KvDtype::F16 => rank_memory_plan::<KvFp16>(model, policy, config, cut),
                 KvDtype::Bf16 => rank_memory_plan::<KvBf16>(model, policy, config, cut),
                 KvDtype::Fp8 => rank_memory_plan::<KvFp8>(model, policy, config, cut),
                 KvDtype::Int8 => rank_memory_plan::<KvInt8>(model, policy, config, cut),
-            })
+            };
+            Ok(plan.with_workspace(self.workspace_bytes(ranks)))
         };
         (0..ranks).map(plan).collect()
     }

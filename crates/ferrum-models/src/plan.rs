@@ -36,6 +36,15 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// This plan on a device that takes so many bytes for itself while it computes.
+    #[must_use]
+    pub fn with_workspace(self, bytes: u64) -> Self {
+        Self {
+            scratch: self.scratch.saturating_add(bytes),
+            ..self
+        }
+    }
+
     /// Everything together.
     pub fn peak(&self) -> u64 {
         self.weights

@@ -158,6 +158,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         false
     }
 
+    /// Bytes that this device takes for itself once it computes, as one of `ranks` of a group: workspaces of libraries, and buffers
+    /// through which ranks exchange. Memory plans count them as scratch. The provided device takes none.
+    fn workspace_bytes(&self, ranks: usize) -> u64 {
+        let _ = ranks;
+        0
+    }
+
     /// What this device promises of rows. Where it is less than equal bits, a prefix that is found in the cache and
     /// a draft that is accepted may lead to another text than computing all of it anew; the conformance suite holds
     /// the backend against what it says.

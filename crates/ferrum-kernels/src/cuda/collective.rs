@@ -43,6 +43,20 @@ impl Link {
 /// Bytes of each rank that are gathered at once to be summed, which bounds what the sum needs beside them.
 const GATHERED: usize = 4 << 20;
 
+/// Bytes of a device that exchanging takes as one of so many ranks.
+///
+/// NCCL has no call that says what it takes. By its documented defaults it has at most 32 channels (`NCCL_MAX_CTAS`) with 4 MiB for each
+/// connection (`NCCL_BUFFSIZE`), of which a channel has two. Not measured on a card.
+pub(super) fn workspace_bytes(ranks: usize) -> u64 {
+    const CHANNELS: u64 = 32;
+    const CONNECTIONS: u64 = 2;
+    const CONNECTION: u64 = 4 << 20;
+    match ranks {
+        0 | 1 => 0,
+        ranks => CHANNELS * CONNECTIONS * CONNECTION + (ranks * GATHERED) as u64,
+    }
+}
+
 /// The communicator of a rank, which the first collective connects; `None` where bytes go through host memory.
 fn communicator<A: CudaAct>(ctx: &mut Ctx<A>) -> Result<Option<Arc<Communicator>>> {
     let Some(group) = &ctx.group else {

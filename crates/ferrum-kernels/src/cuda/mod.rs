@@ -174,6 +174,15 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         true
     }
 
+    /// What cuBLASLt works with and, of ranks, the buffers of NCCL.
+    fn workspace_bytes(&self, ranks: usize) -> u64 {
+        let products = match self.batch_invariant() {
+            true => 0,
+            false => tile::WORKSPACE as u64,
+        };
+        products.saturating_add(collective::workspace_bytes(ranks))
+    }
+
     /// With activations of bf16, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
     /// with quantised weights, many to FP8 for those with FP8 weights, and keys are parted among blocks by what fills the
     /// device. `batch_invariant` leaves one order of sums.

@@ -31,6 +31,9 @@ const UNPACKED_ROWS: usize = 256;
 /// Most bytes of a weight that are bf16 at once.
 const UNPACKED_BYTES: usize = 96 << 20;
 
+/// Most bytes of a device that products by NVIDIA's library take beside their operands.
+pub(super) const WORKSPACE: usize = UNPACKED_BYTES + blas::WORKSPACE;
+
 /// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
 /// activations of 8 bits is a tenth of it.
 pub(super) const ROW_DIFFERENCE: f64 = 5e-4;
