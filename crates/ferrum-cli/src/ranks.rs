@@ -11,7 +11,7 @@ use ferrum_engine::{
     BackendOptions, Placement, RankDevice, Ranks, rank_options, serve_rank, shut_down_ranks,
 };
 use ferrum_formats::ModelSource;
-use ferrum_kernels::{GroupRank, LocalGroup};
+use ferrum_kernels::{GroupHandle, LocalGroup};
 use ferrum_models::{Model, read_model};
 use ferrum_mpi::World;
 use ferrum_types::Error;
@@ -24,7 +24,7 @@ static GROUP: OnceLock<Group> = OnceLock::new();
 
 struct Group {
     /// This rank's end.
-    end: GroupRank,
+    end: GroupHandle,
     /// Number of this rank among those on this machine, and how many they are.
     local: (usize, usize),
     members: Members,
@@ -147,7 +147,7 @@ pub(crate) fn place(placement: &PlacementArgs, model: &Model) -> Outcome<Option<
     let Some(Group { end, local, .. }) = GROUP.get() else {
         return Ok(None);
     };
-    ferrum_engine::check_cut(model, end.size())?;
+    ferrum_engine::check_shard(model, end.size())?;
     let RankDevice { device, is_own } = device(placement, model, *local)?;
     let ranks = Ranks {
         end: end.clone(),

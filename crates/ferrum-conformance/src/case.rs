@@ -210,7 +210,7 @@ impl<B: Backend> Cases<B> {
             let data = make(&mut Rng::new(&seed, round::<B>));
             let a = joined(outputs(device, fault, &data, one)?);
             let b = joined(outputs(device, Fault::None, &data, other)?);
-            compare_rows(device.row_order(), &a, &b).map_err(Trouble::Wrong)
+            compare_rows(device.batch_invariance(), &a, &b).map_err(Trouble::Wrong)
         });
     }
 

@@ -6,7 +6,7 @@ use crate::compare::{Tolerance, compare};
 use crate::io::{Check, Trouble, wrong};
 use crate::runtime::{acts, expect_values};
 use ferrum_kernels::{
-    BackendCollective, GroupRank, LocalGroup, NormShape, ParallelNorm, ReduceOp, RowOrder,
+    BackendCollective, BatchInvariance, GroupHandle, LocalGroup, NormShape, ParallelNorm, ReduceOp,
 };
 use ferrum_types::{Element, Error, FloatElement, Result};
 use half::{bf16, f16};
@@ -92,7 +92,7 @@ fn in_group<B: BackendCollective, T: Send>(
     size: usize,
     f: impl Fn(usize, &B, &mut B::Context) -> Result<T> + Sync,
 ) -> Check<Vec<T>> {
-    let run = |end: GroupRank| -> Result<T> {
+    let run = |end: GroupHandle| -> Result<T> {
         let rank = end.rank();
         let device = &devices[rank % devices.len()];
         let mut ctx = device.new_context()?;
@@ -177,7 +177,7 @@ fn group_reduce<B: BackendCollective>(devices: &[B], size: usize) -> Check {
 /// Sums of 16-bit elements are made in f32, and all sums in rank order, unless devices that exchange by themselves
 /// promise no order.
 fn order_of_sums<B: BackendCollective>(devices: &[B]) -> Check {
-    if devices.len() > 1 && devices[0].row_order() != RowOrder::BitEqual {
+    if devices.len() > 1 && devices[0].batch_invariance() != BatchInvariance::BitExact {
         return Ok(());
     }
     // 2048 + 1 is no f16: in f16, the first sum would lose the 1.

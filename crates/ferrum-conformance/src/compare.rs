@@ -20,7 +20,7 @@
 //! attention of reduced precision; the classes are stricter wherever every backend does better. A result of 16 bits was rounded, so there a class is
 //! never stricter than that rounding ([`Tolerance::for_element`]).
 
-use ferrum_kernels::RowOrder;
+use ferrum_kernels::BatchInvariance;
 use ferrum_types::Dtype;
 
 /// Largest NMSE that passes.
@@ -119,10 +119,10 @@ pub(crate) fn compare_bits(what: &str, a: &[f64], b: &[f64]) -> Result<(), Strin
 }
 
 /// Holds two results of the same rows against what a backend declares of them; the NMSE of `a`.
-pub(crate) fn compare_rows(order: RowOrder, a: &[f64], b: &[f64]) -> Result<f64, String> {
+pub(crate) fn compare_rows(order: BatchInvariance, a: &[f64], b: &[f64]) -> Result<f64, String> {
     match order {
-        RowOrder::BitEqual => compare_bits("out", a, b).map(|()| 0.0),
-        RowOrder::Within(nmse) => compare("out", a, b, Tolerance(nmse)),
+        BatchInvariance::BitExact => compare_bits("out", a, b).map(|()| 0.0),
+        BatchInvariance::WithinNmse(nmse) => compare("out", a, b, Tolerance(nmse)),
     }
 }
 
@@ -189,12 +189,12 @@ mod tests {
     fn rows_are_held_to_what_a_backend_declares() {
         let (row, near, far) = ([1.0, 2.0], [1.0, 2.001], [1.0, 2.1]);
         for (order, other, passes) in [
-            (RowOrder::BitEqual, row, true),
-            (RowOrder::BitEqual, near, false),
-            (RowOrder::Within(1e-6), row, true),
-            (RowOrder::Within(1e-6), near, true),
-            (RowOrder::Within(1e-6), far, false),
-            (RowOrder::Within(0.0), near, false),
+            (BatchInvariance::BitExact, row, true),
+            (BatchInvariance::BitExact, near, false),
+            (BatchInvariance::WithinNmse(1e-6), row, true),
+            (BatchInvariance::WithinNmse(1e-6), near, true),
+            (BatchInvariance::WithinNmse(1e-6), far, false),
+            (BatchInvariance::WithinNmse(0.0), near, false),
         ] {
             let result = compare_rows(order, &row, &other);
             assert_eq!(result.is_ok(), passes, "{order:?} {other:?}: {result:?}");

@@ -9,7 +9,7 @@ use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, Trouble, wrong};
 use crate::naive;
-use ferrum_kernels::{BackendQuantGguf, GemmShape, MatShape, QuantPart, RowShape};
+use ferrum_kernels::{BackendQuantGguf, GemmShape, GgufRows, MatShape, RowShape};
 use ferrum_quant::dequantize;
 use ferrum_types::{Error, GgufQuantType as T};
 use half::f16;
@@ -118,8 +118,8 @@ impl Gguf {
 }
 
 fn load<B: BackendQuantGguf>(io: &Io<'_, B>, data: &Gguf) -> Check<B::GgufWeight> {
-    fn part(Part { ty, rows, bytes }: &Part) -> QuantPart<'_> {
-        QuantPart::new(bytes.get(), *ty, *rows)
+    fn part(Part { ty, rows, bytes }: &Part) -> GgufRows<'_> {
+        GgufRows::new(bytes.get(), *ty, *rows)
     }
     let cols = data.shape.k;
     Ok(match &data.parts[..] {
@@ -146,9 +146,9 @@ fn load_strided<B: BackendQuantGguf>(io: &Io<'_, B>, data: &Gguf) -> Check<B::Gg
     };
     let files: Vec<_> = data.parts.iter().map(spread).collect();
     let parts = data.parts.iter().zip(&files);
-    let parts = parts.map(|(part, (bytes, stride))| QuantPart {
+    let parts = parts.map(|(part, (bytes, stride))| GgufRows {
         row_stride: Some(*stride),
-        ..QuantPart::new(bytes.get(), part.ty, part.rows)
+        ..GgufRows::new(bytes.get(), part.ty, part.rows)
     });
     let parts: Vec<_> = parts.collect();
     Ok(io.device.load_quant_fused(&parts, cols)?)

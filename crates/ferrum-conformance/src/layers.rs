@@ -9,9 +9,9 @@ use crate::io::{Check, Io, wrong};
 use crate::marlin::{Kind, Layer};
 use crate::naive;
 use ferrum_kernels::{
-    BackendQuantMarlin, Fp8Weights, GemmShape, PackedWeights, PackedZeros, QuantPart, QuantWeights,
+    BackendQuantMarlin, Fp8Weights, GemmShape, GgufRows, PackedWeights, PackedZeros, QuantWeights,
 };
-use ferrum_quant::float8::e4m3_to_f32;
+use ferrum_quant::fp8_codec::e4m3_to_f32;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use half::{bf16, f16};
 
@@ -249,7 +249,7 @@ impl Part {
                 None => QuantWeights::Awq(layer.awq()),
             },
             Stored::Floats(codes) => {
-                QuantWeights::Gguf(QuantPart::new(codes.get(), GgufQuantType::F32, self.n))
+                QuantWeights::Gguf(GgufRows::new(codes.get(), GgufQuantType::F32, self.n))
             }
         }
     }

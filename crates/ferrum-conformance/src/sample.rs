@@ -6,8 +6,8 @@ use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals, Trouble};
 use ferrum_kernels::{
-    BackendSample, DeviceSampling, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch, SampleShape,
-    Sampled, TokenChange,
+    BackendSample, DeviceSampling, LogitAdjustment, MAX_LOGPROBS, NoToken, RowSampling,
+    SampleBatch, SampleShape, Sampled,
 };
 
 /// Numbers beside each token.
@@ -56,7 +56,7 @@ impl Rows {
             let tokens = rng.permutation(vocab);
             let changes: Vec<_> = tokens[..changes.min(vocab)]
                 .iter()
-                .map(|&token| TokenChange {
+                .map(|&token| LogitAdjustment {
                     token: token as u32,
                     bias: match rng.below(4) {
                         0 => f32::NEG_INFINITY,
@@ -477,6 +477,6 @@ fn refuses<B: BackendSample>(device: &B, refused: &mut Refusals) -> Check {
         refuse(what, &data)?;
     }
     data.batch.clear();
-    data.batch.push(WARM, [TokenChange::none(7)], None);
+    data.batch.push(WARM, [LogitAdjustment::none(7)], None);
     refuse("a change of a token that there is not", &data)
 }

@@ -3,7 +3,7 @@
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
-use ferrum_kernels::{Backend, RowOrder};
+use ferrum_kernels::{Backend, BatchInvariance};
 use half::bf16;
 use std::sync::{Mutex, PoisonError};
 
@@ -69,7 +69,7 @@ fn batch_invariant() {
         batch_invariant: true,
     };
     if let Some(device) = opened::<bf16>(options) {
-        assert_eq!(device.row_order(), RowOrder::BitEqual);
+        assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
         conforms(&device, &Filter::new("alone and together"));
     }
 }

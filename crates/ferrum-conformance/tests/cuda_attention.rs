@@ -3,7 +3,7 @@
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
-use ferrum_kernels::{Backend, RowOrder};
+use ferrum_kernels::{Backend, BatchInvariance};
 use half::bf16;
 
 #[test]
@@ -16,7 +16,7 @@ fn batch_invariant_attention_conforms() {
         batch_invariant: true,
     };
     let device = CudaBackend::<bf16>::open_with(0, options).expect("the emulator opens");
-    assert_eq!(device.row_order(), RowOrder::BitEqual);
+    assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
     let report = run_cuda(&device, &Filter::new("paged_attention"));
     let failures = report.failures();
     assert!(failures.is_empty(), "{}", failures.join("\n"));

@@ -5,7 +5,7 @@ use ferrum_conformance::{Filter, Report, run_collective_on};
 use ferrum_cuda_emulator::{load_devices, lose_rank, nccl_collectives, reset};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{
-    Backend, BackendCollective, BackendGraph, GraphRun, GroupRank, LocalGroup, ReduceOp,
+    Backend, BackendCollective, BackendGraph, GraphRun, GroupHandle, LocalGroup, ReduceOp,
 };
 use ferrum_types::Result;
 use half::bf16;
@@ -119,7 +119,7 @@ fn collectives_are_captured_and_replayed() {
 
 /// Rank 0 waits for a collective that rank 1 never comes to, because of what `end` does to its group instead. Gives what rank 0
 /// is told.
-fn told_without_rank_1(end: impl Fn(&GroupRank) + Sync) -> Option<String> {
+fn told_without_rank_1(end: impl Fn(&GroupHandle) + Sync) -> Option<String> {
     let found = in_two(|rank, device, ctx| {
         let mut buffer = device.from_slice(&[1.0f32; 4])?;
         CudaBackend::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum)?;

@@ -47,7 +47,7 @@ pub use session::Session;
 pub use stop::StopMatcher;
 pub use tasks::{TaskAnswer, TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor};
 pub use tensor_parallel::{
-    RankDevice, Ranks, check_cut, rank_options, serve_rank, shut_down_ranks,
+    RankDevice, Ranks, check_shard, rank_options, serve_rank, shut_down_ranks,
 };
 pub use trace::{Comparison, Difference, LayerDifference, Trace};
 pub use weight_cache::{CacheOutcome, KeptWeights};

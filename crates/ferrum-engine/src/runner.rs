@@ -5,7 +5,9 @@
 //! before the last one is collected, with tokens in it that only the device knows.
 
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape, RowOrder, Span};
+use ferrum_kernels::{
+    BackendKvDtype, BatchInvariance, KvDtypeKind, LlmBackend, PagedKvShape, Span,
+};
 use ferrum_models::{
     CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, RunnerGroup,
     StateLayout, StateSlots, StepBatch, StepOutput, Ticket,
@@ -61,10 +63,10 @@ pub trait StepRunner: Send {
         false
     }
 
-    /// What the bits of a row depend on; with less than [`BitEqual`](RowOrder::BitEqual), drafts and cached prefixes may
+    /// What the bits of a row depend on; with less than [`BitExact`](BatchInvariance::BitExact), drafts and cached prefixes may
     /// change a text.
-    fn row_order(&self) -> RowOrder {
-        RowOrder::BitEqual
+    fn batch_invariance(&self) -> BatchInvariance {
+        BatchInvariance::BitExact
     }
 
     /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of
@@ -206,8 +208,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
         ModelRunner::samples(self)
     }
 
-    fn row_order(&self) -> RowOrder {
-        ModelRunner::row_order(self)
+    fn batch_invariance(&self) -> BatchInvariance {
+        ModelRunner::batch_invariance(self)
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
@@ -294,8 +296,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for RunnerGro
         RunnerGroup::samples(self)
     }
 
-    fn row_order(&self) -> RowOrder {
-        RunnerGroup::row_order(self)
+    fn batch_invariance(&self) -> BatchInvariance {
+        RunnerGroup::batch_invariance(self)
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {

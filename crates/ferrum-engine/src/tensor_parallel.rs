@@ -11,7 +11,7 @@ use crate::dispatch::{
 use crate::runner::StepRunner;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{
-    BackendKvDtype, GroupCall, GroupRank, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    BackendKvDtype, GroupCall, GroupHandle, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
     LlmBackend,
 };
 use ferrum_models::{
@@ -30,7 +30,7 @@ const MOST_RANKS: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Ranks {
     /// Its end.
-    pub end: GroupRank,
+    pub end: GroupHandle,
     /// Ranks on this host, this one among them.
     pub local: usize,
     /// Whether each of them has a device of its own; otherwise they share the memory of one.
@@ -169,7 +169,7 @@ fn call(op: &'static str) -> GroupCall {
 }
 
 /// Sends rank 0's bytes to all ranks, which receive them; the other ranks pass none.
-fn broadcast(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
+fn broadcast(end: &GroupHandle, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>> {
     end.post(call(op), bytes.len(), &mut |to| {
         to.copy_from_slice(bytes);
         Ok(())
@@ -186,7 +186,7 @@ fn broadcast(end: &GroupRank, op: &'static str, bytes: &[u8]) -> Result<Vec<u8>>
 ///
 /// # Errors
 /// That the group has ended.
-pub fn shut_down_ranks(end: &GroupRank) -> Result<()> {
+pub fn shut_down_ranks(end: &GroupHandle) -> Result<()> {
     broadcast(end, "load command", &SHUTDOWN.to_le_bytes()).map(drop)
 }
 
@@ -196,7 +196,7 @@ pub fn shut_down_ranks(end: &GroupRank) -> Result<()> {
 /// # Errors
 /// What went wrong on this rank, which ends the group; that the group has ended.
 pub fn serve_rank(
-    end: &GroupRank,
+    end: &GroupHandle,
     open: &dyn Fn(&str) -> Result<Model>,
     device: &dyn Fn(&Model) -> Result<BackendDispatch>,
 ) -> Result<()> {
@@ -219,7 +219,7 @@ pub fn serve_rank(
 }
 
 fn follow_load(
-    end: &GroupRank,
+    end: &GroupHandle,
     command: &LoadCommand,
     open: &dyn Fn(&str) -> Result<Model>,
     device: &dyn Fn(&Model) -> Result<BackendDispatch>,
@@ -252,7 +252,7 @@ fn follow_load(
 struct RankLoad<'a, 'p> {
     model: &'a Model,
     config: RunnerConfig,
-    end: &'a GroupRank,
+    end: &'a GroupHandle,
     progress: LoadProgress<'p>,
 }
 
@@ -318,7 +318,7 @@ impl Ranks {
         (config, kv): (RunnerConfig, KvDtype),
         progress: LoadProgress<'_>,
     ) -> Result<Box<dyn StepRunner>> {
-        check_cut(model, self.end.size())?;
+        check_shard(model, self.end.size())?;
         let command = LoadCommand::of(model, self, (config, kv));
         broadcast(&self.end, "load command", &command.to_bytes())?;
         let rank = RankLoad {
@@ -340,12 +340,12 @@ impl Ranks {
 ///
 /// # Errors
 /// [`Error::Model`] says what is too small, and for how many ranks the model can be cut.
-pub fn check_cut(model: &Model, ranks: usize) -> Result<()> {
-    let Err(error) = model.cut(0, ranks) else {
+pub fn check_shard(model: &Model, ranks: usize) -> Result<()> {
+    let Err(error) = model.shard(0, ranks) else {
         return Ok(());
     };
     let most = (1..ranks.min(MOST_RANKS)).rev();
-    let most = most.into_iter().find(|&n| model.cut(0, n).is_ok());
+    let most = most.into_iter().find(|&n| model.shard(0, n).is_ok());
     Err(Error::Model(format!(
         "{error}\nhint: this model can be cut for 1 to {} ranks",
         most.unwrap_or(1)
@@ -444,17 +444,17 @@ impl BackendDispatch {
     /// The memory that each of so many ranks takes of a device like this one.
     ///
     /// # Errors
-    /// Those of [`check_cut`].
+    /// Those of [`check_shard`].
     pub fn rank_plans(
         &self,
         model: &Model,
         config: &RunnerConfig,
         (kv, ranks): (KvDtype, usize),
     ) -> Result<Vec<MemoryPlan>> {
-        check_cut(model, ranks)?;
+        check_shard(model, ranks)?;
         let policy = self.weight_policy(model);
         let plan = |rank| {
-            let cut = &model.cut(rank, ranks)?;
+            let cut = &model.shard(rank, ranks)?;
             let plan = match kv {
                 KvDtype::F32 => rank_memory_plan::<KvF32>(model, policy, config, cut),
                 KvDtype::F16 => rank_memory_plan::<KvFp16>(model, policy, config, cut),

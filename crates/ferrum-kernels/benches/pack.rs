@@ -8,8 +8,8 @@
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, peak};
 use ferrum_kernels::{
-    AwqWeights, BackendQuantMarlin, Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights,
-    PackedZeros, QuantPart, QuantWeights,
+    AwqWeights, BackendQuantMarlin, Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints,
+    PackedWeights, PackedZeros, QuantWeights,
 };
 use ferrum_types::{GgufQuantType, SrcDtype};
 /// Features, and numbers in each: larger together than the caches.
@@ -68,7 +68,7 @@ fn main() {
 }
 
 fn gguf(bytes: &[u8], ty: GgufQuantType, rows: usize) -> QuantWeights<'_> {
-    QuantWeights::Gguf(QuantPart::new(bytes, ty, rows))
+    QuantWeights::Gguf(GgufRows::new(bytes, ty, rows))
 }
 
 /// Layers of Hugging Face folders.

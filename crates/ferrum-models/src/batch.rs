@@ -109,7 +109,7 @@ pub struct StepBatch {
     /// `[seqs]`: the slot of each sequence, where layers have recurrent states; else empty.
     pub state_slots: Vec<StateSlot>,
     /// Copies of states before the step, in order.
-    pub state_starts: Vec<StateStart>,
+    pub state_inits: Vec<StateInit>,
     /// Copies of states after the step, `(from, to)`, in order.
     pub state_keeps: Vec<(StateSlot, StateSlot)>,
     /// Indices into `tokens` of the rows that want logits, ascending.
@@ -127,14 +127,14 @@ pub struct StepBatch {
     /// Whose hidden states these are.
     pub feature_source: FeatureSource,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
-    pub choices: Vec<ChosenToken>,
+    pub choices: Vec<PendingToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
     pub sampling: SampleBatch,
 }
 
 /// What a state begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateStart {
+pub struct StateInit {
     /// Its slot.
     pub slot: StateSlot,
     /// The slot of a state that was kept; `None`: zeros, as before the first token.
@@ -143,7 +143,7 @@ pub struct StateStart {
 
 /// A token of a step that the step before it, which is still in flight, chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChosenToken {
+pub struct PendingToken {
     /// Index into the tokens of the step; the id that is there means nothing.
     pub token: u32,
     /// Row, among those with logits, of the step that was submitted before.
@@ -194,7 +194,7 @@ impl StepBatch {
         self.adapters.clear();
         self.block_tables.iter_mut().for_each(BlockTables::clear);
         self.state_slots.clear();
-        self.state_starts.clear();
+        self.state_inits.clear();
         self.state_keeps.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
@@ -208,9 +208,9 @@ impl StepBatch {
 
     /// The token that was added last is whatever row `row` of the step before this one chooses, among its rows with
     /// logits.
-    pub fn choose_last(&mut self, row: u32) {
+    pub fn set_last_pending(&mut self, row: u32) {
         let token = self.tokens.len().saturating_sub(1) as u32;
-        self.choices.push(ChosenToken { token, row });
+        self.choices.push(PendingToken { token, row });
     }
 
     /// Of the sequence that was added last, `rows` want their residual stream behind layer `layer` as well.
@@ -285,7 +285,7 @@ impl StepBatch {
         self.state_slots.push(slot);
         let seq = self.seqs().saturating_sub(1);
         if self.kv_lens.get(seq).copied() == Some(self.rows(seq).len() as u32) {
-            self.state_starts.push(StateStart { slot, from: None });
+            self.state_inits.push(StateInit { slot, from: None });
         }
     }
 
@@ -354,7 +354,7 @@ impl StepBatch {
                 "{found} sequences have a state slot, expected {expected}"
             ));
         }
-        let starts = self.state_starts.iter();
+        let starts = self.state_inits.iter();
         let starts = starts
             .flat_map(|start| [Some(start.slot), start.from])
             .flatten();

@@ -9,8 +9,8 @@ use ferrum_formats::hf::{
 };
 use ferrum_formats::{HfFolder, ModelSource, TensorDtype, TensorSource, TensorView};
 use ferrum_kernels::{
-    AwqWeights, Fp8Weights, GptqWeights, GptqZeroPoints, MatShape, PackedWeights, PackedZeros,
-    QuantPart, QuantWeights,
+    AwqWeights, Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, MatShape, PackedWeights,
+    PackedZeros, QuantWeights,
 };
 use ferrum_types::{Dtype, Error, GgufQuantType, Result, SrcDtype};
 
@@ -221,7 +221,7 @@ impl<'a> Layer<'a, '_> {
             )));
         }
         let ty = block_type(&view).ok_or_else(|| self.wrong_type(&view, "a float type"))?;
-        Ok(QuantWeights::Gguf(QuantPart::new(view.bytes, ty, rows)))
+        Ok(QuantWeights::Gguf(GgufRows::new(view.bytes, ty, rows)))
     }
 
     fn gptq(&self, config: &GptqConfig) -> Result<QuantWeights<'a>> {

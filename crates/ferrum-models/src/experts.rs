@@ -3,13 +3,13 @@
 //! Only forms of weights with expert kernels ([`Moe`]) make [`Experts`]; the forward path sees those
 //! alone, so it is the same code on backends that have no such kernels.
 
-use crate::gathered::GatheredStack;
+use crate::expert_relayout::ReorderedExperts;
 use crate::linear::Place;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertMaps, ExpertScore,
-    ExpertShape, GemmShape, LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape, QuantPart,
+    ExpertShape, GemmShape, GgufRows, LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape,
     QuantWeights, ReduceOp, Residual, RouteShape, RowShape, WeightPart,
 };
 use ferrum_types::{Error, FloatElement, Result};
@@ -33,11 +33,11 @@ pub trait Experts<B: Backend>: Send + Sync {
 /// The matrices `[n, k]` of a layer's experts, as they lie in a file.
 pub enum ExpertSource<'a> {
     /// One tensor `[experts, n, k]`, as `experts · n` rows.
-    Stack(QuantPart<'a>),
+    Stack(GgufRows<'a>),
     /// A matrix, or a part of a tensor, for each expert.
     Each(Vec<QuantWeights<'a>>),
     /// One tensor that has them in another order.
-    Gathered(GatheredStack<'a>),
+    Reordered(ReorderedExperts<'a>),
 }
 
 impl ExpertSource<'_> {
@@ -46,7 +46,7 @@ impl ExpertSource<'_> {
         match self {
             ExpertSource::Stack(part) => f(QuantWeights::Gguf(*part)),
             ExpertSource::Each(all) => all.iter().for_each(|one| f(*one)),
-            ExpertSource::Gathered(stack) => f(stack.format()),
+            ExpertSource::Reordered(stack) => f(stack.format()),
         }
     }
 
@@ -55,13 +55,13 @@ impl ExpertSource<'_> {
         match self {
             ExpertSource::Stack(part) => part.bytes.len() as u64,
             ExpertSource::Each(all) => all.iter().map(|one| one.stored_bytes() as u64).sum(),
-            ExpertSource::Gathered(stack) => stack.bytes(),
+            ExpertSource::Reordered(stack) => stack.bytes(),
         }
     }
 }
 
 /// A form of weights in which stacks of experts are loaded too.
-pub trait StackForm<B: BackendMoeFused> {
+pub trait PreNormForm<B: BackendMoeFused> {
     /// As [`WeightForm::keeps_experts`].
     fn keeps_stack(source: &ExpertSource<'_>) -> bool;
 
@@ -72,7 +72,7 @@ pub trait StackForm<B: BackendMoeFused> {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts>;
 }
 
-impl<B: BackendMoeFused> StackForm<B> for Expanded {
+impl<B: BackendMoeFused> PreNormForm<B> for Expanded {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         experts_are_floats(source)
     }
@@ -95,7 +95,7 @@ fn load_expanded<B: BackendMoeFused>(
             return device.load_experts(bytes, dtype, shape);
         }
         ExpertSource::Each(all) => all,
-        ExpertSource::Gathered(stack) => {
+        ExpertSource::Reordered(stack) => {
             let own = stack.gather()?;
             return load_expanded(device, &ExpertSource::Stack(own.part()), shape);
         }
@@ -107,7 +107,7 @@ fn load_expanded<B: BackendMoeFused>(
     device.load_expert_parts(&parts, shape.k)
 }
 
-impl<B: MoeLlmBackend> StackForm<B> for Native {
+impl<B: MoeLlmBackend> PreNormForm<B> for Native {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         if experts_are_floats(source) {
             return true;
@@ -115,13 +115,13 @@ impl<B: MoeLlmBackend> StackForm<B> for Native {
         match source {
             ExpertSource::Stack(part) => B::is_native(part.ty),
             ExpertSource::Each(all) => all.iter().all(B::is_native_expert),
-            ExpertSource::Gathered(stack) => B::is_native(stack.ty()),
+            ExpertSource::Reordered(stack) => B::is_native(stack.ty()),
         }
     }
 
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         match source {
-            _ if !<Self as StackForm<B>>::keeps_stack(source) => {
+            _ if !<Self as PreNormForm<B>>::keeps_stack(source) => {
                 load_expanded(device, source, shape)
             }
             ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
@@ -129,10 +129,10 @@ impl<B: MoeLlmBackend> StackForm<B> for Native {
                 load_expanded(device, source, shape)
             }
             ExpertSource::Each(all) => device.load_layer_experts(all, shape.k),
-            ExpertSource::Gathered(stack) => {
+            ExpertSource::Reordered(stack) => {
                 let own = stack.gather()?;
                 let stack = ExpertSource::Stack(own.part());
-                <Self as StackForm<B>>::load_stack(device, &stack, shape)
+                <Self as PreNormForm<B>>::load_stack(device, &stack, shape)
             }
         }
     }
@@ -145,7 +145,7 @@ pub struct Moe<W>(PhantomData<W>);
 impl<B, W> WeightForm<B> for Moe<W>
 where
     B: LlmBackend + BackendMoeFused,
-    W: WeightForm<B> + StackForm<B>,
+    W: WeightForm<B> + PreNormForm<B>,
 {
     type Matrix = W::Matrix;
     type Stack = B::Experts;
@@ -157,7 +157,7 @@ where
     }
 
     fn keeps_experts(source: &ExpertSource<'_>) -> bool {
-        <W as StackForm<B>>::keeps_stack(source)
+        <W as PreNormForm<B>>::keeps_stack(source)
     }
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
@@ -185,7 +185,7 @@ where
     }
 
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        <W as StackForm<B>>::load_stack(device, source, shape)
+        <W as PreNormForm<B>>::load_stack(device, source, shape)
     }
 
     fn experts(stacks: ExpertStacks<B, B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {

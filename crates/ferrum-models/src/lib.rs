@@ -14,9 +14,9 @@ pub mod clip;
 mod decode;
 mod draft_head;
 pub mod encoder;
+mod expert_relayout;
 mod experts;
 pub mod families;
-mod gathered;
 mod group;
 mod images;
 mod inventory;
@@ -28,38 +28,38 @@ mod lora;
 mod named;
 mod plan;
 mod pooling;
+mod pre_norm;
 mod profile;
 pub mod quantize;
 mod readback;
 mod rope;
 mod runner;
-mod slice;
 mod spec;
-mod stack;
 mod stored;
 pub mod vision;
+mod weight_shard;
 mod weights;
 pub mod whisper;
 
 pub use batch::{
-    BlockTables, ChosenToken, FeatureSource, HiddenTap, LogitRows, SeqStep, StateStart, StepBatch,
+    BlockTables, FeatureSource, HiddenTap, LogitRows, PendingToken, SeqStep, StateInit, StepBatch,
     TapPoint,
 };
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use draft_head::{DraftFeatures, DraftHead, is_eagle3, load_draft_head, read_eagle3, read_mtp};
+pub use expert_relayout::ReorderedExperts;
 pub use experts::{
-    ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, Moe, MoeScratch, StackForm,
+    ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, Moe, MoeScratch, PreNormForm,
 };
 pub use families::{Family, family_for};
-pub use gathered::GatheredStack;
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};
 pub use inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, ExpertNames, ExpertNormNames, HeadRows,
-    JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames, PerLayerNames, ProductRows,
-    RankCut, RowRuns, SharedNames, StackLayout, Stage, TensorId, TensorLocation, TensorPart,
-    TensorRole, TensorShape, TensorSlice, WeightNames,
+    DecoderTensor, ExpertNames, ExpertNormNames, FusedExperts, FusedNames, HeadRows,
+    LinearAttentionNames, MlaNames, PerLayerNames, ProductRows, RankShard, RowRuns, ShardAxis,
+    ShardBoundaries, ShardUnit, SharedNames, StackLayout, Stage, TensorId, TensorLocation,
+    TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};

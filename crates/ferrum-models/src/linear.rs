@@ -5,7 +5,7 @@
 //! come of them and sums over ranks. [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
 //! vocabulary. The forward path sees none of that.
 
-use crate::inventory::RankCut;
+use crate::inventory::RankShard;
 use crate::weights::WeightForm;
 use ferrum_kernels::{
     Act, Backend, BackendCollective, BackendGraph, DeviceBuffer, GemmShape, Logits, MatShape,
@@ -135,7 +135,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn of(cut: &RankCut) -> Self {
+    pub(crate) fn of(cut: &RankShard) -> Self {
         Self {
             rank: cut.rank(),
             ranks: cut.ranks(),
@@ -240,7 +240,7 @@ pub(crate) struct VocabParallelEmbedding<B: Backend, W: WeightForm<B>> {
 }
 
 impl<B: Backend, W: WeightForm<B>> VocabParallelEmbedding<B, W> {
-    pub(crate) fn new(table: MatrixLinear<B, W>, cut: &RankCut) -> Self {
+    pub(crate) fn new(table: MatrixLinear<B, W>, cut: &RankShard) -> Self {
         Self {
             table,
             first: cut.tokens().start,
@@ -281,7 +281,7 @@ pub(crate) struct VocabParallelLinear<B: Backend, W: WeightForm<B>> {
 }
 
 impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
-    pub(crate) fn new(part: MatrixLinear<B, W>, cut: &RankCut) -> Self {
+    pub(crate) fn new(part: MatrixLinear<B, W>, cut: &RankShard) -> Self {
         Self {
             part,
             counts: cut.token_counts(),

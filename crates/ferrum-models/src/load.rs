@@ -11,7 +11,7 @@ use crate::encoder::is_encoder;
 use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, RowParallelExperts};
 use crate::families::{self, Family};
 use crate::inventory::{
-    CutAxis, DecoderTensor, Projection, RankCut, Stage, TensorId, TensorRole, TensorShape,
+    DecoderTensor, Projection, RankShard, ShardAxis, Stage, TensorId, TensorRole, TensorShape,
     WeightNames,
 };
 use crate::layer::{
@@ -23,10 +23,10 @@ use crate::linear::{
     VocabParallelLinear,
 };
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
-use crate::slice::{ExpertSlices, MatSlice, Slice};
 use crate::spec::{
     AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec,
 };
+use crate::weight_shard::{ExpertSlices, MatShard, Slice};
 use crate::weights::{Prepared, WeightForm, no_experts};
 use crate::whisper::is_whisper;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
@@ -144,12 +144,12 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = RankCut::whole(&model.spec);
+    let whole = RankShard::whole(&model.spec);
     load_rank_weights::<B, W>(device, model, &whole, progress)
 }
 
 /// Loads what a rank of a group holds of a model's weights in the form `W`. They run with
-/// [`RankCut::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
+/// [`RankShard::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
 ///
 /// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is expanded
 /// to f32; [`Model::cut`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
@@ -160,7 +160,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
 pub fn load_rank_weights<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &Model,
-    cut: &RankCut,
+    cut: &RankShard,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
     let whole = Stage::whole(&model.spec);
@@ -177,7 +177,7 @@ pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
     stage: &Stage,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = RankCut::whole(&model.spec);
+    let whole = RankShard::whole(&model.spec);
     load_part::<B, W>(device, model, (&whole, stage), progress)
 }
 
@@ -185,7 +185,7 @@ pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
 fn load_part<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &Model,
-    (cut, stage): (&RankCut, &Stage),
+    (cut, stage): (&RankShard, &Stage),
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
     if *cut.whole_spec() != model.spec {
@@ -257,7 +257,7 @@ pub(crate) fn load_layer<B: LlmBackend, W: WeightForm<B>>(
     if !W::EXPERTS && has_experts {
         return Err(no_experts::<B>());
     }
-    let cut = RankCut::whole(&model.spec);
+    let cut = RankShard::whole(&model.spec);
     let mut loader = Loader::<B, W>::new(device, model, &cut);
     loader.layer(index, layer)
 }
@@ -270,7 +270,7 @@ pub(crate) fn load_embedding<B: LlmBackend, W: WeightForm<B>>(
     device: &B,
     model: &Model,
 ) -> Result<Arc<dyn Embedding<B>>> {
-    let cut = RankCut::whole(&model.spec);
+    let cut = RankShard::whole(&model.spec);
     let (weight, shape) =
         Loader::<B, W>::new(device, model, &cut).table(TensorRole::TokenEmbedding)?;
     Ok(Arc::new(MatrixLinear::<B, W> {
@@ -294,7 +294,7 @@ struct Tables<B: LlmBackend> {
 struct Loader<'a, 'p, B: LlmBackend, W> {
     device: &'a B,
     model: &'a Model,
-    cut: &'a RankCut,
+    cut: &'a RankShard,
     progress: Option<LoadProgress<'p>>,
     done: u64,
     total: u64,
@@ -303,7 +303,7 @@ struct Loader<'a, 'p, B: LlmBackend, W> {
 
 impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     /// One that tells nobody how far it is.
-    fn new(device: &'a B, model: &'a Model, cut: &'a RankCut) -> Self {
+    fn new(device: &'a B, model: &'a Model, cut: &'a RankShard) -> Self {
         Self {
             device,
             model,
@@ -543,7 +543,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
 
     /// This rank's part of a map of all experts.
     fn expert_maps(&mut self, stack: &StoredStack<'a>) -> Result<ExpertStack<B, W::Stack>> {
-        let (bias, is_sum) = (stack.1.id.bias(), stack.1.cut() == CutAxis::Columns);
+        let (bias, is_sum) = (
+            stack.1.id.bias(),
+            stack.1.shard_axis() == ShardAxis::Columns,
+        );
         let bias = match self.model.spec.tensor(bias) {
             None => None,
             // Of a sum over ranks, the first one adds it.
@@ -560,7 +563,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             return self.load_stack(source, *shape);
         }
         let (rows, cols) = (shape.n, shape.k);
-        let at = MatSlice::held(self.cut, tensor, MatShape { rows, cols });
+        let at = MatShard::held(self.cut, tensor, MatShape { rows, cols });
         let part = ExpertSlices::new(source, *shape, &at)?;
         let MatShape { rows: n, cols: k } = at.shape();
         let experts = shape.experts;
@@ -579,7 +582,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let maps = projection.maps(&self.model.spec, index);
         let ids: Vec<_> = maps.iter().map(|tensor| tensor.id).collect();
         let mut part = self.linear(&ids)?;
-        let summed = maps.iter().any(|map| map.cut() == CutAxis::Columns);
+        let summed = maps
+            .iter()
+            .any(|map| map.shard_axis() == ShardAxis::Columns);
         if self.cut.is_whole() || !summed {
             return Ok(Box::new(part));
         }
@@ -676,10 +681,10 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     }
 
     /// What this rank holds of a matrix.
-    fn held(&self, id: TensorId) -> Result<(DecoderTensor, MatSlice)> {
+    fn held(&self, id: TensorId) -> Result<(DecoderTensor, MatShard)> {
         let tensor = self.tensor(id)?;
         let shape = tensor.matrix().ok_or_else(|| not_of_the_spec(id))?;
-        Ok((tensor, MatSlice::held(self.cut, &tensor, shape)))
+        Ok((tensor, MatShard::held(self.cut, &tensor, shape)))
     }
 
     /// All matrices of a stack, whole.

@@ -16,14 +16,14 @@
 use crate::batch::StepBatch;
 use crate::families::{self, GGUF_NAMES, HF_NAMES};
 use crate::inventory::{
-    DecoderTensor, Projection, RankCut, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
+    DecoderTensor, Projection, RankShard, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
 };
 use crate::layer::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
-use crate::slice::MatSlice;
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
+use crate::weight_shard::MatShard;
 use crate::weights::Expanded;
 use ferrum_formats::{LoraFolder, LoraPair};
 use ferrum_kernels::{
@@ -83,7 +83,7 @@ pub(crate) type AdapterPart = Box<dyn Any + Send>;
 pub struct AdapterLoader<B: Backend> {
     pub(crate) device: B,
     /// What the runner holds of the decoder; adapters are made for the whole.
-    pub(crate) cut: RankCut,
+    pub(crate) cut: RankShard,
     /// The layers of the stage that it loads for.
     pub(crate) stage: Stage,
     /// Those of the stages before it.
@@ -123,7 +123,7 @@ type Placed<'a> = (LoraPair<'a>, Target);
 type Parts<'a> = [Option<Placed<'a>>; Projection::MAPS];
 
 impl<B: LlmBackend> Adapter<B> {
-    fn load(device: &B, (cut, stage): (&RankCut, &Stage), folder: &LoraFolder) -> Result<Self> {
+    fn load(device: &B, (cut, stage): (&RankShard, &Stage), folder: &LoraFolder) -> Result<Self> {
         let spec = cut.whole_spec();
         check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; Projection::COUNT]> =
@@ -247,7 +247,7 @@ fn place(spec: &DecoderSpec, folder: &LoraFolder, pair: &LoraPair<'_>) -> Result
         .filter_map(|tensor| Some((tensor, tensor.id.role.projection()?, tensor.matrix()?)))
         .collect();
     let in_module = |tensor: &DecoderTensor, shape: MatShape| {
-        let places = module.names.joined_rows(tensor).into_iter();
+        let places = module.names.fused_rows(tensor).into_iter();
         let mut places = places.filter(|(stem, ..)| *stem == module.part);
         let joined = places.next().map(|(_, runs, rows)| (runs, rows));
         let own = module.names.stem(tensor.id.role) == Some(module.part);
@@ -303,7 +303,7 @@ fn fuse<B: LlmBackend>(
     device: &B,
     folder: &LoraFolder,
     pairs: &Parts<'_>,
-    (maps, cut): (&[DecoderTensor], &RankCut),
+    (maps, cut): (&[DecoderTensor], &RankShard),
 ) -> Result<Delta<B>> {
     let style = cut.whole_spec().rope_style();
     let maps: Vec<_> = maps
@@ -311,7 +311,7 @@ fn fuse<B: LlmBackend>(
         .filter_map(|map| {
             let shape = map.matrix()?;
             let in_turns = heads_in_turns(cut.whole_spec(), map);
-            let held = MatSlice::held(cut, map, shape);
+            let held = MatShard::held(cut, map, shape);
             Some((shape, held, (map.rotated_heads, in_turns)))
         })
         .collect();

@@ -5,13 +5,13 @@
 
 use crate::cache::LayerCache;
 use crate::experts::{ExpertSource, MoeWidths};
-use crate::inventory::{DecoderTensor, RankCut, Stage, TensorRole, TensorShape};
+use crate::inventory::{DecoderTensor, RankShard, Stage, TensorRole, TensorShape};
 use crate::layer::{MlaWidths, gate_widths, scratch_widths};
 use crate::load::Model;
 use crate::runner::RunnerConfig;
-use crate::slice::MatSlice;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec, PerLayerSpec};
 use crate::stored::Stored;
+use crate::weight_shard::MatShard;
 use crate::weights::WeightPolicy;
 use ferrum_kernels::{KvDtypeKind, QuantWeights};
 
@@ -76,7 +76,7 @@ pub fn memory_plan<K: KvDtypeKind>(
     policy: WeightPolicy,
     config: &RunnerConfig,
 ) -> MemoryPlan {
-    rank_memory_plan::<K>(model, policy, config, &RankCut::whole(&model.spec))
+    rank_memory_plan::<K>(model, policy, config, &RankShard::whole(&model.spec))
 }
 
 /// Plans what one rank of a group takes.
@@ -88,7 +88,7 @@ pub fn rank_memory_plan<K: KvDtypeKind>(
     model: &Model,
     policy: WeightPolicy,
     config: &RunnerConfig,
-    cut: &RankCut,
+    cut: &RankShard,
 ) -> MemoryPlan {
     part_memory_plan::<K>(model, policy, config, (cut, &Stage::whole(&model.spec)))
 }
@@ -100,7 +100,7 @@ pub fn stage_memory_plan<K: KvDtypeKind>(
     config: &RunnerConfig,
     stage: &Stage,
 ) -> MemoryPlan {
-    let whole = RankCut::whole(&model.spec);
+    let whole = RankShard::whole(&model.spec);
     part_memory_plan::<K>(model, policy, config, (&whole, stage))
 }
 
@@ -108,7 +108,7 @@ fn part_memory_plan<K: KvDtypeKind>(
     model: &Model,
     policy: WeightPolicy,
     config: &RunnerConfig,
-    (cut, stage): (&RankCut, &Stage),
+    (cut, stage): (&RankShard, &Stage),
 ) -> MemoryPlan {
     let spec = &stage.spec(&cut.rank_spec());
     let [whole, kv_windows] = kv_bytes::<K>(spec, config);
@@ -232,7 +232,7 @@ impl Model {
     }
 
     /// Bytes of all weights once loaded.
-    fn weight_bytes(&self, policy: WeightPolicy, (cut, stage): (&RankCut, &Stage)) -> u64 {
+    fn weight_bytes(&self, policy: WeightPolicy, (cut, stage): (&RankShard, &Stage)) -> u64 {
         let tensors = self.spec.tensors().filter(DecoderTensor::is_parameter);
         let tensors = tensors.filter(|tensor| stage.holds(&self.spec, tensor.id));
         let bytes = tensors.map(|tensor| self.held_bytes(&tensor, policy, cut));
@@ -240,7 +240,7 @@ impl Model {
     }
 
     /// Bytes of what a rank holds of a tensor once loaded.
-    fn held_bytes(&self, tensor: &DecoderTensor, policy: WeightPolicy, cut: &RankCut) -> u64 {
+    fn held_bytes(&self, tensor: &DecoderTensor, policy: WeightPolicy, cut: &RankShard) -> u64 {
         let slice = cut.slice(tensor);
         let share = |all: u64| {
             let (part, whole) = (
@@ -251,7 +251,7 @@ impl Model {
         };
         let (shape, mut in_format) = (tensor.shape.matrix(), true);
         if let (Some(shape), false) = (shape, cut.is_whole()) {
-            let at = MatSlice::held(cut, tensor, shape);
+            let at = MatShard::held(cut, tensor, shape);
             match self.stored(tensor) {
                 Ok(Stored::Matrix(matrix)) => in_format = matrix.keeps_format(&at),
                 Ok(Stored::Experts(source)) => source.each(|weights| {

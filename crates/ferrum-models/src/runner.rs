@@ -18,7 +18,7 @@ pub use stages::EarlierStage;
 pub(crate) use weights::{BodyWeights, HeadWeights};
 pub use weights::{DecoderWeights, SharedTables};
 
-use crate::batch::{ChosenToken, HiddenTap, StepBatch, TapPoint};
+use crate::batch::{HiddenTap, PendingToken, StepBatch, TapPoint};
 use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
@@ -384,7 +384,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             ));
         }
         for choice in &batch.choices {
-            let ChosenToken { token, row } = *choice;
+            let PendingToken { token, row } = *choice;
             if found == 0 || self.choices.place(row).is_none() {
                 return fail(format!(
                     "token {token} is to be chosen in row {row} of no step in flight"

@@ -1,17 +1,17 @@
 //! The tensors of the inventory as a model's file holds them.
 
 use crate::checkpoint::{Checkpoint, block_type};
+use crate::expert_relayout::ReorderedExperts;
 use crate::experts::ExpertSource;
-use crate::gathered::GatheredStack;
 use crate::inventory::{
-    CutAxis, CutBorders, CutUnit, DecoderTensor, RankCut, RowRuns, StackLayout, TensorId,
-    TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
+    DecoderTensor, RankShard, RowRuns, ShardAxis, ShardBoundaries, ShardUnit, StackLayout,
+    TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
 };
 use crate::load::Model;
-use crate::slice::{Borders, ExpertSlices, MatSlice, Slice, borders};
+use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};
-use ferrum_kernels::{ExpertShape, MatShape, QuantPart, QuantWeights};
+use ferrum_kernels::{ExpertShape, GgufRows, MatShape, QuantWeights};
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype};
 use std::collections::BTreeMap;
 
@@ -46,10 +46,10 @@ pub(crate) struct StoredMatrix<'a> {
 
 impl<'a> StoredMatrix<'a> {
     /// The places of a part of the matrix in the tensor.
-    fn places(&self, at: &MatSlice) -> impl Iterator<Item = MatSlice> {
+    fn places(&self, at: &MatShard) -> impl Iterator<Item = MatShard> {
         let cols = at.cols.clone();
         let rows = self.runs.places(at.rows.clone()).into_iter();
-        rows.map(move |rows| MatSlice {
+        rows.map(move |rows| MatShard {
             rows,
             cols: cols.clone(),
         })
@@ -59,7 +59,7 @@ impl<'a> StoredMatrix<'a> {
     ///
     /// # Errors
     /// Those of [`Slice::new`].
-    pub(crate) fn slices(&self, at: &MatSlice) -> Result<Vec<Slice<'a>>> {
+    pub(crate) fn slices(&self, at: &MatShard) -> Result<Vec<Slice<'a>>> {
         let slice = |place| match self.transposed {
             true => Slice::transposed(&self.weights, self.shape, &place),
             false => Slice::new(&self.weights, self.shape.cols, &place),
@@ -68,7 +68,7 @@ impl<'a> StoredMatrix<'a> {
     }
 
     /// Whether the part has the format of the file.
-    pub(crate) fn keeps_format(&self, at: &MatSlice) -> bool {
+    pub(crate) fn keeps_format(&self, at: &MatShard) -> bool {
         let mut places = self.places(at);
         self.transposed || places.all(|place| place.keeps_format(&self.weights, self.shape.cols))
     }
@@ -80,7 +80,7 @@ impl<'a> StoredMatrix<'a> {
     }
 
     /// Where its rows and columns can be cut.
-    fn borders(&self) -> (Borders, Borders) {
+    fn borders(&self) -> (SplitPoints, SplitPoints) {
         borders(&self.weights, self.shape.cols)
     }
 }
@@ -118,7 +118,7 @@ impl Model {
             TensorLocation::Runs { name, runs, height } => (name, runs, height),
             TensorLocation::Whole(name)
             | TensorLocation::PerExpert(name)
-            | TensorLocation::Gathered { name, .. } => {
+            | TensorLocation::Reordered { name, .. } => {
                 (name, RowRuns::one(0, shape.rows), shape.rows)
             }
         };
@@ -169,15 +169,15 @@ impl Model {
             }
             TensorLocation::Whole(name) => {
                 let whole = require(self.tensors(), &name, &[experts, n, k])?;
-                Ok(ExpertSource::Stack(QuantPart::new(
+                Ok(ExpertSource::Stack(GgufRows::new(
                     whole.bytes,
                     float_type(self.tensors(), &whole)?,
                     experts * n,
                 )))
             }
-            TensorLocation::Gathered { name, layout } => {
+            TensorLocation::Reordered { name, layout } => {
                 let stack = self.gathered(&name, layout, shape)?;
-                Ok(ExpertSource::Gathered(stack))
+                Ok(ExpertSource::Reordered(stack))
             }
             TensorLocation::Rows {
                 name,
@@ -191,7 +191,7 @@ impl Model {
                 let row = each / height;
                 let all = (0..experts).map(|expert| {
                     let bytes = &whole.bytes[expert * each + first * row..][..n * row];
-                    QuantWeights::Gguf(QuantPart::new(bytes, ty, n))
+                    QuantWeights::Gguf(GgufRows::new(bytes, ty, n))
                 });
                 Ok(ExpertSource::Each(all.collect()))
             }
@@ -204,14 +204,14 @@ impl Model {
         name: &str,
         layout: StackLayout,
         shape: ExpertShape,
-    ) -> Result<GatheredStack<'_>> {
+    ) -> Result<ReorderedExperts<'_>> {
         let (tensors, experts) = (self.tensors(), shape.experts);
         let [blocks, scales] = MXFP4.map(|suffix| format!("{name}{suffix}"));
         if tensors.get(&blocks).is_some() {
             let in_row = shape.k / 32;
             let blocks = require(tensors, &blocks, &[experts, layout.width, in_row, 16])?;
             let scales = require(tensors, &scales, &[experts, layout.width, in_row])?;
-            return GatheredStack::of_mxfp4((blocks.bytes, scales.bytes), layout, shape);
+            return ReorderedExperts::of_mxfp4((blocks.bytes, scales.bytes), layout, shape);
         }
         let rows = experts * layout.height;
         let weights = match name.strip_suffix(".weight") {
@@ -222,10 +222,10 @@ impl Model {
             None => {
                 let whole = require(tensors, name, &[experts, layout.height, layout.width])?;
                 let ty = float_type(tensors, &whole)?;
-                QuantWeights::Gguf(QuantPart::new(whole.bytes, ty, rows))
+                QuantWeights::Gguf(GgufRows::new(whole.bytes, ty, rows))
             }
         };
-        Ok(GatheredStack::of_rows(weights, layout, shape))
+        Ok(ReorderedExperts::of_rows(weights, layout, shape))
     }
 
     /// The place that the file uses of those that its naming scheme knows: the last one where none is
@@ -235,7 +235,7 @@ impl Model {
         let there = |place: &TensorLocation| match place {
             TensorLocation::Rows { name, .. }
             | TensorLocation::Runs { name, .. }
-            | TensorLocation::Gathered { name, .. } => {
+            | TensorLocation::Reordered { name, .. } => {
                 let module = name.strip_suffix(".weight").unwrap_or(name);
                 let quantised = QUANTISED.map(|suffix| format!("{module}.{suffix}"));
                 let blocks = MXFP4.map(|suffix| format!("{name}{suffix}"));
@@ -257,7 +257,7 @@ impl Model {
     pub(crate) fn vector(&self, tensor: &DecoderTensor) -> Result<(Vec<f32>, u64)> {
         let dims = tensor.shape.dims();
         let location = self.location(tensor)?;
-        if let (TensorLocation::Gathered { name, layout }, TensorShape::Biases { experts, n }) =
+        if let (TensorLocation::Reordered { name, layout }, TensorShape::Biases { experts, n }) =
             (&location, tensor.shape)
         {
             let view = require(self.tensors(), name, &[experts, layout.width])?;
@@ -275,7 +275,7 @@ impl Model {
             TensorLocation::Runs { name, runs, height } => (name, runs, vec![height]),
             TensorLocation::Whole(name)
             | TensorLocation::PerExpert(name)
-            | TensorLocation::Gathered { name, .. } => (name, RowRuns::one(0, len), dims),
+            | TensorLocation::Reordered { name, .. } => (name, RowRuns::one(0, len), dims),
         };
         let view = match tensor.shape {
             // GGUF files leave the one input of each channel out.
@@ -326,20 +326,20 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
-    pub fn cut(&self, rank: usize, ranks: usize) -> Result<RankCut> {
+    pub fn shard(&self, rank: usize, ranks: usize) -> Result<RankShard> {
         let in_layers = |unit| {
             let layers = 0..self.spec.layers.len();
             layers
                 .map(|layer| self.borders_of(Some(layer), unit))
                 .collect()
         };
-        let borders = CutBorders {
-            tokens: self.borders_of(None, CutUnit::Tokens),
-            channels: in_layers(CutUnit::Channels),
-            intermediate: in_layers(CutUnit::Intermediate),
-            shared: in_layers(CutUnit::SharedIntermediate),
+        let borders = ShardBoundaries {
+            tokens: self.borders_of(None, ShardUnit::Tokens),
+            channels: in_layers(ShardUnit::Channels),
+            intermediate: in_layers(ShardUnit::Intermediate),
+            shared: in_layers(ShardUnit::SharedIntermediate),
         };
-        RankCut::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
+        RankShard::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
             Error::Model(format!("{path}: {reason}"))
         })
@@ -347,11 +347,11 @@ impl Model {
 
     /// The matrices that a device with this policy computes on as they are, and of which it expands the slice of a
     /// rank to f32: the slice ends inside a block, or has groups that the device does not take. Reads those slices.
-    pub fn expanded_slices(&self, policy: WeightPolicy, cut: &RankCut) -> Vec<TensorId> {
+    pub fn expanded_slices(&self, policy: WeightPolicy, cut: &RankShard) -> Vec<TensorId> {
         let is_expanded = |tensor: &DecoderTensor| -> Result<bool> {
             Ok(match (self.stored(tensor)?, tensor.shape) {
                 (Stored::Matrix(weights), TensorShape::Matrix(shape)) => {
-                    let slices = weights.slices(&MatSlice::held(cut, tensor, shape))?;
+                    let slices = weights.slices(&MatShard::held(cut, tensor, shape))?;
                     let expanded = |slice: &Slice<'_>| {
                         matches!(slice, Slice::Values(..)) || !policy.keeps(&slice.weights())
                     };
@@ -359,7 +359,7 @@ impl Model {
                 }
                 (Stored::Experts(source), TensorShape::Stack(shape)) => {
                     let (rows, cols) = (shape.n, shape.k);
-                    let at = MatSlice::held(cut, tensor, MatShape { rows, cols });
+                    let at = MatShard::held(cut, tensor, MatShape { rows, cols });
                     let mut kept = true;
                     source.each(|weights| kept &= at.keeps_format(&weights, cols));
                     let slices = ExpertSlices::new(&source, shape, &at)?;
@@ -376,18 +376,18 @@ impl Model {
     }
 
     /// Where all tensors can be cut of which `unit` is dealt out: between groups, else between packing units.
-    fn borders_of(&self, layer: Option<usize>, unit: CutUnit) -> Vec<usize> {
-        let mut all = Borders {
+    fn borders_of(&self, layer: Option<usize>, unit: ShardUnit) -> Vec<usize> {
+        let mut all = SplitPoints {
             units: 1,
             groups: 1,
         };
         let wanted =
-            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.cut_unit() == Some(unit);
+            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.shard_unit() == Some(unit);
         for tensor in self.spec.tensors().filter(wanted) {
             let cols = tensor.shape.dims().last().copied().unwrap_or(0);
-            let mut join = |(rows, columns): (Borders, Borders)| {
-                all = all.and(match tensor.cut() {
-                    CutAxis::Columns => columns,
+            let mut join = |(rows, columns): (SplitPoints, SplitPoints)| {
+                all = all.and(match tensor.shard_axis() {
+                    ShardAxis::Columns => columns,
                     _ => rows,
                 });
             };

@@ -9,7 +9,7 @@
 use crate::experts::{ExpertSource, ExpertStacks, Experts, HeadMaps};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
-    Act, Backend, ExpertShape, GemmShape, LlmBackend, QuantLlmBackend, QuantPart, QuantWeights,
+    Act, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend, QuantWeights,
     Residual, RowShape, WeightPart,
 };
 use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
@@ -122,7 +122,7 @@ pub(crate) fn experts_are_floats(source: &ExpertSource<'_>) -> bool {
     match source {
         ExpertSource::Stack(part) => are_floats(&QuantWeights::Gguf(*part)),
         ExpertSource::Each(all) => all.iter().all(are_floats),
-        ExpertSource::Gathered(stack) => are_floats(&stack.format()),
+        ExpertSource::Reordered(stack) => are_floats(&stack.format()),
     }
 }
 
@@ -235,7 +235,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             .map(|part| Prepared::new(part, cols, (keeps(part), B::EXPANDED)));
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
-        let blocks: Option<Vec<QuantPart<'_>>> = parts
+        let blocks: Option<Vec<GgufRows<'_>>> = parts
             .iter()
             .map(|part| match part {
                 QuantWeights::Gguf(part) => Some(*part),
@@ -336,12 +336,12 @@ impl<'a> Prepared<'a> {
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match self {
             Self::Kept(weights) => *weights,
-            Self::Expanded(values, rows) => QuantWeights::Gguf(QuantPart::new(
+            Self::Expanded(values, rows) => QuantWeights::Gguf(GgufRows::new(
                 bytemuck::cast_slice(values),
                 GgufQuantType::F32,
                 *rows,
             )),
-            Self::Rounded(values, rows) => QuantWeights::Gguf(QuantPart::new(
+            Self::Rounded(values, rows) => QuantWeights::Gguf(GgufRows::new(
                 bytemuck::cast_slice(values),
                 GgufQuantType::BF16,
                 *rows,

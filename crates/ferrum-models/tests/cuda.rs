@@ -8,7 +8,9 @@
 mod support;
 
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaF32, CudaOptions};
-use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp16, KvInt8, RowOrder};
+use ferrum_kernels::{
+    Backend, BackendKvDtype, BatchInvariance, KvDtypeKind, KvF32, KvFp16, KvInt8,
+};
 use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Moe, Native};
 use half::bf16;
 use std::path::Path;
@@ -191,6 +193,6 @@ fn a_batch_invariant_device_has_the_same_bits_in_chunks_and_blocks() {
         batch_invariant: true,
     };
     let device = CudaBackend::<bf16>::open_with(0, options).unwrap();
-    assert_eq!(device.row_order(), RowOrder::BitEqual);
+    assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
     same_bits::<_, KvFp16>(&device, "qwen3");
 }

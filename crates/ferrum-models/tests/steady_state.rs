@@ -5,7 +5,7 @@ mod support;
 
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
-use ferrum_kernels::{RowSampling, TokenChange};
+use ferrum_kernels::{LogitAdjustment, RowSampling};
 use ferrum_models::{
     Expanded, KvLayout, LogitRows, Moe, Native, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
 };
@@ -118,7 +118,7 @@ where
                 unit: 0.4,
                 ..RowSampling::default()
             };
-            let change = TokenChange::none(3);
+            let change = LogitAdjustment::none(3);
             batch.sampling.push(row, [change.once_more()], None);
         }
         runner.run(&batch, &[wanted], &mut output).unwrap();

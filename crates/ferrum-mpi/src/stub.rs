@@ -1,6 +1,6 @@
 //! [`World`] in a build without MPI: a type that cannot be created.
 
-use ferrum_kernels::GroupRank;
+use ferrum_kernels::GroupHandle;
 use ferrum_types::{Error, Result};
 use std::convert::Infallible;
 
@@ -43,7 +43,7 @@ impl World {
     }
 
     /// This rank's transport.
-    pub fn group(&self) -> GroupRank {
+    pub fn group(&self) -> GroupHandle {
         match self.0 {}
     }
 

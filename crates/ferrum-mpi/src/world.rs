@@ -5,7 +5,7 @@ use crate::calls::Comm;
 use crate::group::MpiRank;
 use crate::heartbeat;
 use crate::peer::{Peer, RECORD};
-use ferrum_kernels::GroupRank;
+use ferrum_kernels::GroupHandle;
 use ferrum_types::{Error, Result};
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -89,8 +89,8 @@ impl World {
     }
 
     /// This rank's transport.
-    pub fn group(&self) -> GroupRank {
-        Arc::clone(&self.group) as GroupRank
+    pub fn group(&self) -> GroupHandle {
+        Arc::clone(&self.group) as GroupHandle
     }
 
     /// Whether the group has failed and another rank has reported why.

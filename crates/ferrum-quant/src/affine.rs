@@ -3,17 +3,17 @@
 //!
 //! `weight[o, i] = scale[g, o] · (code[o, i] − zero[g, o])`, `g` the group of input feature `i`. A
 //! backend repacks from this; how a scheme lies in a file is known to [`gptq`](crate::gptq),
-//! [`awq`](crate::awq) and [`compressed`](crate::compressed), which give [`PackedCodes`].
+//! [`awq`](crate::awq) and [`compressed`](crate::compressed_tensors), which give [`PackedCodes`].
 
 use crate::awq::COLUMN_SHIFTS;
 use crate::error::Result;
-use crate::layer::Matrix;
+use crate::packed_matrix::Matrix;
 use ferrum_types::SrcDtype;
 use half::{bf16, f16};
 
 /// A layer but for its codes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Affine {
+pub struct GroupParams {
     /// Bits of a code: 2, 3, 4 or 8.
     pub bits: u32,
     /// Input features.
@@ -25,7 +25,7 @@ pub struct Affine {
     /// `[groups, out]`.
     pub zeros: Vec<u8>,
     /// The group of each input feature, `[in]`.
-    pub of_inputs: Vec<usize>,
+    pub group_of_input: Vec<usize>,
 }
 
 /// The codes of a layer as its file has them, of as many words as its sizes say.
@@ -42,8 +42,8 @@ pub enum PackedCodes<'a> {
 
 impl PackedCodes<'_> {
     /// The code of input feature `i` of output feature `o`.
-    pub fn code(&self, layer: &Affine, o: usize, i: usize) -> u8 {
-        let Affine {
+    pub fn code(&self, layer: &GroupParams, o: usize, i: usize) -> u8 {
+        let GroupParams {
             bits, out_features, ..
         } = *layer;
         let bits = bits as usize;
@@ -73,20 +73,20 @@ impl PackedCodes<'_> {
 
 /// The order of input features in which those of a group follow one another (those of one group as
 /// they were); `None` when they do so as they are.
-pub fn group_order(of_inputs: &[usize]) -> Option<Vec<u32>> {
-    if of_inputs.is_sorted() {
+pub fn group_order(group_of_input: &[usize]) -> Option<Vec<u32>> {
+    if group_of_input.is_sorted() {
         return None;
     }
-    let mut order: Vec<u32> = (0..).take(of_inputs.len()).collect();
-    order.sort_by_key(|&i| of_inputs[i as usize]);
+    let mut order: Vec<u32> = (0..).take(group_of_input.len()).collect();
+    order.sort_by_key(|&i| group_of_input[i as usize]);
     Some(order)
 }
 
 /// Input features of each group that has any, in the order of the groups.
-pub fn group_lengths(of_inputs: &[usize]) -> Vec<usize> {
-    let groups = of_inputs.iter().max().map_or(0, |last| last + 1);
+pub fn group_lengths(group_of_input: &[usize]) -> Vec<usize> {
+    let groups = group_of_input.iter().max().map_or(0, |last| last + 1);
     let mut lengths = vec![0; groups];
-    for &group in of_inputs {
+    for &group in group_of_input {
         lengths[group] += 1;
     }
     lengths.retain(|&length| length > 0);

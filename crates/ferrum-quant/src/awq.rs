@@ -9,9 +9,9 @@
 //! points (stored as meant) are packed alike, i32 `[groups, out/8]`; `scales` is f16
 //! `[groups, out]`.
 
-use crate::affine::{Affine, PackedCodes};
+use crate::affine::{GroupParams, PackedCodes};
 use crate::error::Result;
-use crate::layer::{Groups, Matrix, TILE_ROWS, half_floats};
+use crate::packed_matrix::{Groups, Matrix, TILE_ROWS, half_floats};
 
 const FORMAT: &str = "awq";
 
@@ -123,18 +123,18 @@ impl<'a> AwqTensors<'a> {
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
+    pub fn affine(&self) -> Result<(GroupParams, PackedCodes<'a>)> {
         let checked = self.check()?;
         let (k, n) = (self.in_features, self.out_features);
         let mut zeros = vec![0; checked.scales.len()];
         self.zeros(&mut zeros)?;
-        let affine = Affine {
+        let affine = GroupParams {
             bits: 4,
             in_features: k,
             out_features: n,
             scales: half_floats(checked.scales),
             zeros,
-            of_inputs: (0..k).map(|i| i / self.group_size).collect(),
+            group_of_input: (0..k).map(|i| i / self.group_size).collect(),
         };
         Ok((affine, PackedCodes::Interleaved(checked.qweight)))
     }
@@ -163,11 +163,11 @@ impl<'a> AwqTensors<'a> {
         let (k, n) = (self.in_features, self.out_features);
         let mut zeros = vec![0; checked.scales.len()];
         self.zeros(&mut zeros)?;
-        let of_inputs: Vec<usize> = (0..k).map(|i| i / self.group_size).collect();
+        let group_of_input: Vec<usize> = (0..k).map(|i| i / self.group_size).collect();
         let groups = Groups {
             scales: checked.scales,
             zeros: &zeros,
-            of_inputs: &of_inputs,
+            group_of_input: &group_of_input,
             out_features: n,
         };
         checked.for_each_span(|column, first, codes| {

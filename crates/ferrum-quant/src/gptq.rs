@@ -11,9 +11,9 @@
 //! `g_idx` i32 `[in]` names the group of each input feature; otherwise groups are runs of
 //! `group_size` features.
 
-use crate::affine::{Affine, PackedCodes};
+use crate::affine::{GroupParams, PackedCodes};
 use crate::error::Result;
-use crate::layer::{Groups, Matrix, TILE_ROWS, group_indices, half_floats};
+use crate::packed_matrix::{Groups, Matrix, TILE_ROWS, group_indices, half_floats};
 
 const FORMAT: &str = "gptq";
 
@@ -130,7 +130,7 @@ struct Checked<'a> {
     qzeros: &'a [[u8; 4]],
     scales: &'a [[u8; 2]],
     zero_points: ZeroPoints,
-    of_inputs: Vec<usize>,
+    group_of_input: Vec<usize>,
     groups: usize,
 }
 
@@ -175,7 +175,7 @@ impl<'a> GptqTensors<'a> {
             qzeros: matrix.tensor("qzeros", self.qzeros, groups * n_words)?,
             scales: matrix.tensor("scales", self.scales, groups * n)?,
             zero_points: self.zero_points,
-            of_inputs: match self.g_idx {
+            group_of_input: match self.g_idx {
                 None => (0..k).map(|i| i / self.group_size).collect(),
                 Some(bytes) => group_indices(FORMAT, matrix.tensor("g_idx", bytes, k)?, groups)?,
             },
@@ -217,24 +217,24 @@ impl<'a> GptqTensors<'a> {
     /// # Errors
     /// As [`Self::validate`].
     pub fn groups_of_inputs(&self) -> Result<Vec<usize>> {
-        self.check().map(|checked| checked.of_inputs)
+        self.check().map(|checked| checked.group_of_input)
     }
 
     /// Scales and zero points, and codes as they lie.
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
+    pub fn affine(&self) -> Result<(GroupParams, PackedCodes<'a>)> {
         let checked = self.check()?;
         let mut zeros = vec![0; checked.scales.len()];
         checked.zeros(&mut zeros);
-        let affine = Affine {
+        let affine = GroupParams {
             bits: self.bits,
             in_features: self.in_features,
             out_features: self.out_features,
             scales: half_floats(checked.scales),
             zeros,
-            of_inputs: checked.of_inputs,
+            group_of_input: checked.group_of_input,
         };
         Ok((affine, PackedCodes::Columns(checked.qweight)))
     }
@@ -263,7 +263,7 @@ impl<'a> GptqTensors<'a> {
         let groups = Groups {
             scales: checked.scales,
             zeros: &zeros,
-            of_inputs: &checked.of_inputs,
+            group_of_input: &checked.group_of_input,
             out_features: self.out_features,
         };
         let k = self.in_features;

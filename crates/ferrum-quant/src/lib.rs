@@ -2,8 +2,8 @@
 //!
 //! This room knows how numbers are packed: the tensor types of GGUF files ([`dequantize`],
 //! [`quantize`], [`dot_reference`], and the block structs themselves), the integer layouts of
-//! [`gptq`], [`awq`] and [`compressed`] checkpoints, their [`fp8`] layers, 8-bit floats ([`float8`]) and the INT8 form of a KV cache
-//! ([`int8`]); [`weights`] is a matrix of a checkpoint in any of them. It does no I/O, owns no threads and knows nothing of files, tensors by name or
+//! [`gptq`], [`awq`] and [`compressed_tensors`] checkpoints, their [`fp8_layer`] layers, 8-bit floats ([`fp8_codec`]) and the INT8 form of a KV cache
+//! ([`kv_int8`]); [`weights`] is a matrix of a checkpoint in any of them. It does no I/O, owns no threads and knows nothing of files, tensors by name or
 //! devices. Backends repack from the block structs into the form their kernels like; what a block
 //! *means* is defined here and nowhere else.
 //!
@@ -15,21 +15,21 @@ mod dequant;
 mod encode;
 mod error;
 mod iq_grids;
-mod layer;
+mod packed_matrix;
 
 pub mod affine;
 pub mod awq;
-pub mod compressed;
-pub mod float8;
+pub mod compressed_tensors;
 pub mod fp4;
-pub mod fp8;
+pub mod fp8_codec;
+pub mod fp8_layer;
 pub mod gptq;
-pub mod int8;
-pub mod integers;
 pub mod iq;
 pub mod k_quants;
+pub mod kv_int8;
 pub mod legacy;
 pub mod ternary;
+pub mod unpack;
 pub mod weights;
 
 pub use block::{Block, EncodeBlock, F16Le, blocks};

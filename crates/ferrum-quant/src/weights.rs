@@ -1,10 +1,10 @@
 //! A matrix of a checkpoint on the host, whatever its scheme: what a device is given to load.
 
 use crate::QuantError;
-use crate::affine::{Affine, PackedCodes};
+use crate::affine::{GroupParams, PackedCodes};
 use crate::awq::AwqTensors;
-use crate::compressed::{PackedTensors, PackedZeros};
-use crate::fp8::Fp8Tensors;
+use crate::compressed_tensors::{PackQuantizedTensors, PackedZeros};
+use crate::fp8_layer::Fp8Tensors;
 use crate::gptq::GptqTensors;
 use ferrum_types::check::{elements, stored_rows};
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype, WeightPart};
@@ -26,7 +26,7 @@ pub enum QuantKind {
 
 /// Rows of a GGUF tensor: a whole weight, or a part of a fused projection.
 #[derive(Clone, Copy, Debug)]
-pub struct QuantPart<'a> {
+pub struct GgufRows<'a> {
     /// From the first block of the first row to the last block of the last row.
     pub bytes: &'a [u8],
     /// Block format.
@@ -37,7 +37,7 @@ pub struct QuantPart<'a> {
     pub row_stride: Option<usize>,
 }
 
-impl<'a> QuantPart<'a> {
+impl<'a> GgufRows<'a> {
     /// Rows that follow each other.
     pub fn new(bytes: &'a [u8], ty: GgufQuantType, rows: usize) -> Self {
         Self {
@@ -84,11 +84,11 @@ pub enum QuantWeights<'a> {
     /// AWQ.
     Awq(AwqTensors<'a>),
     /// `pack-quantized` of compressed-tensors.
-    Packed(PackedTensors<'a>),
+    Packed(PackQuantizedTensors<'a>),
     /// E4M3 with scales.
     Fp8(Fp8Tensors<'a>),
     /// ggml blocks, or floats as they are.
-    Gguf(QuantPart<'a>),
+    Gguf(GgufRows<'a>),
 }
 
 impl<'a> QuantWeights<'a> {
@@ -158,7 +158,7 @@ impl<'a> QuantWeights<'a> {
     ///
     /// # Errors
     /// `InvalidArgument` of `op` when sizes disagree.
-    pub fn affine(&self, op: &'static str) -> Result<Option<(Affine, PackedCodes<'a>)>> {
+    pub fn affine(&self, op: &'static str) -> Result<Option<(GroupParams, PackedCodes<'a>)>> {
         let affine = match self {
             Self::Gptq(layer) => layer.affine(),
             Self::Awq(layer) => layer.affine(),
@@ -195,7 +195,7 @@ impl<'a> QuantWeights<'a> {
     }
 }
 
-impl QuantPart<'_> {
+impl GgufRows<'_> {
     /// All numbers in f32, `[rows, cols]`.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ fn wrong(op: &'static str) -> impl Fn(QuantError) -> Error {
 /// # Errors
 /// `InvalidArgument` when a row is no whole number of blocks, `Shape` when the bytes are not as many
 /// as the rows take.
-pub fn quant_part(op: &'static str, part: &QuantPart<'_>, cols: usize) -> Result<usize> {
+pub fn quant_part(op: &'static str, part: &GgufRows<'_>, cols: usize) -> Result<usize> {
     let ty = part.ty;
     let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
         let block = ty.block_len();

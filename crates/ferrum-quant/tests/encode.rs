@@ -1,6 +1,6 @@
 //! The search for scales: what it writes, and that it is worth its time.
 
-use ferrum_quant::integers::{CodeValues, SUB, code_values};
+use ferrum_quant::unpack::{CodeValues, SUB, code_values};
 use ferrum_quant::{QuantError, Search, can_encode, dequantize, encode_row, quantize};
 use ferrum_types::GgufQuantType as T;
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Fixture;
-use ferrum_quant::float8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
+use ferrum_quant::fp8_codec::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 
 #[test]
 fn conversions_equal_torch() {

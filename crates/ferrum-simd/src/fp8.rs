@@ -12,8 +12,8 @@ use super::gemm::tile::PANEL;
 use super::isa::{Kernel, Level};
 use super::panels::{LaneRows, PanelSource, Transposed, put_low_bytes, transpose};
 use super::simd::{LANES, Simd};
-use ferrum_quant::float8::e4m3_to_f32;
-use ferrum_quant::fp8::Fp8Tensors;
+use ferrum_quant::fp8_codec::e4m3_to_f32;
+use ferrum_quant::fp8_layer::Fp8Tensors;
 use ferrum_types::{Error, MatShape, Result, check::elements};
 
 const OP: &str = "load_layers";

@@ -20,11 +20,11 @@ pub fn max(x: &[f32]) -> f32 {
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn weigh(logits: &[f32], top: f32, temperature: f32, weights: &mut [f32]) -> f32 {
+pub fn accumulate_values(logits: &[f32], top: f32, temperature: f32, weights: &mut [f32]) -> f32 {
     weigh_at(*LEVEL, logits, top, temperature, weights)
 }
 
-/// [`weigh`] with the code of a level.
+/// [`accumulate_values`] with the code of a level.
 ///
 /// # Panics
 /// When the lengths differ.

@@ -9,8 +9,8 @@ use super::panels::PanelSource;
 use super::quant::affine::{self, Layer, fits};
 use super::quant::pack::{self, Packed, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
-use ferrum_quant::fp8::Fp8Tensors;
-use ferrum_quant::weights::{QuantPart, QuantWeights};
+use ferrum_quant::fp8_layer::Fp8Tensors;
+use ferrum_quant::weights::{GgufRows, QuantWeights};
 use ferrum_types::{Error, Result, SrcDtype, WeightPart};
 
 const LOAD: &str = "load_layers";
@@ -18,7 +18,7 @@ const LOAD: &str = "load_layers";
 /// A part on its way to panels.
 enum Taken<'a> {
     Layer(Layer<'a>),
-    Blocks(QuantPart<'a>),
+    Blocks(GgufRows<'a>),
     Float8(Fp8Tensors<'a>),
     /// Expanded: values and rows.
     Values(Vec<f32>, usize),
@@ -61,7 +61,7 @@ impl<'a> Taken<'a> {
 
 /// Whether a layer stays as it is, and is not expanded to f32.
 pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
-    let (bits, of_inputs) = match weights {
+    let (bits, group_of_input) = match weights {
         QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
         QuantWeights::Awq(layer) => {
             let whole = layer.group_size.is_multiple_of(quant::format::UNIT);
@@ -75,7 +75,7 @@ pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
             return weights.floats().is_some() || is_packed(part.ty);
         }
     };
-    of_inputs.is_ok_and(|of_inputs| fits(bits, &of_inputs))
+    group_of_input.is_ok_and(|group_of_input| fits(bits, &group_of_input))
 }
 
 /// Whether an expert stays as it is: floats that are stored as blocks do not.
@@ -178,7 +178,7 @@ impl<'a> Taken<'a> {
         }
     }
 
-    fn blocks(&self) -> Option<QuantPart<'a>> {
+    fn blocks(&self) -> Option<GgufRows<'a>> {
         match self {
             Taken::Blocks(part) => Some(*part),
             _ => None,

@@ -21,7 +21,7 @@ use super::gemm::pack::CpuWeight;
 use super::marlin::native_experts;
 use super::quant::expand_stack;
 use super::quant::pack::{Packed, is_packed};
-use ferrum_quant::weights::{QuantPart, QuantWeights};
+use ferrum_quant::weights::{GgufRows, QuantWeights};
 use ferrum_types::check::elements;
 use ferrum_types::{Error, ExpertShape, GgufQuantType, MatShape, Result, SrcDtype, WeightPart};
 
@@ -107,7 +107,7 @@ impl CpuExperts {
         shape: ExpertShape,
     ) -> Result<Self> {
         let ExpertShape { experts, n, k } = shape;
-        let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
+        let part = |bytes, rows| GgufRows::new(bytes, ty, rows);
         let matrices = if is_packed(ty) {
             let whole = part(bytes, elements("load_quant_experts", &[experts, n])?);
             Matrices::Packed(Packed::stack(exec, &[whole], k, experts)?)

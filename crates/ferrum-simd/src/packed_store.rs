@@ -16,9 +16,9 @@ use super::quant::affine::GroupForm;
 use super::quant::format::{Codes, Scales, UNIT};
 use super::quant::pack::{Flip, Form, OnFormat, Packed, is_packed, panel_bytes};
 use super::quant::{CpuQuantWeight, Part};
-use ferrum_quant::compressed::PackedZeros;
+use ferrum_quant::compressed_tensors::PackedZeros;
 use ferrum_quant::gptq::ZeroPoints;
-use ferrum_quant::weights::{QuantPart, QuantWeights};
+use ferrum_quant::weights::{GgufRows, QuantWeights};
 use ferrum_types::{ExpertShape, GgufQuantType, MatShape, Result, WeightPart};
 
 /// Version of the bytes of panels and of their descriptions. A change of either, or of which matrices a
@@ -92,7 +92,7 @@ impl PackedKey {
     }
 
     /// ggml blocks, one part below the other.
-    pub fn blocks(&mut self, parts: &[QuantPart<'_>], cols: usize) {
+    pub fn blocks(&mut self, parts: &[GgufRows<'_>], cols: usize) {
         self.number(cols);
         self.number(parts.len());
         for part in parts {
@@ -100,7 +100,7 @@ impl PackedKey {
         }
     }
 
-    fn block_part(&mut self, part: &QuantPart<'_>) {
+    fn block_part(&mut self, part: &GgufRows<'_>) {
         self.number(part.ty.id() as usize);
         self.rows(part.rows, part.row_stride);
         self.tensor(part.bytes);

@@ -23,7 +23,7 @@ use super::isa::ByteKernel;
 use super::memory::SharedMut;
 use super::simd::ByteProducts;
 use acts::WORDS;
-use ferrum_quant::weights::QuantPart;
+use ferrum_quant::weights::GgufRows;
 use ferrum_types::{Error, GemmShape, MatShape, Result, RowShape, SrcDtype, WeightPart};
 use format::{Codes, Scales, UNIT};
 pub use pack::is_packed;
@@ -69,7 +69,7 @@ impl CpuQuantWeight {
     ///
     /// # Errors
     /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
-    pub fn blocks(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Self> {
+    pub fn blocks(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<Self> {
         Self::of_parts("load_quant", load_parts(exec, parts, cols)?, cols)
     }
 
@@ -103,9 +103,9 @@ impl CpuQuantWeight {
 }
 
 /// Loads parts, those of one type that follow one another as one.
-pub(super) fn load_parts(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Vec<Part>> {
-    let same = |a: &QuantPart<'_>, b: &QuantPart<'_>| a.ty == b.ty;
-    let load = |group: &[QuantPart<'_>]| {
+pub(super) fn load_parts(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<Vec<Part>> {
+    let same = |a: &GgufRows<'_>, b: &GgufRows<'_>| a.ty == b.ty;
+    let load = |group: &[GgufRows<'_>]| {
         Ok(if is_packed(group[0].ty) {
             Part::Packed(Packed::new(exec, group, cols)?)
         } else {
@@ -116,7 +116,7 @@ pub(super) fn load_parts(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> R
 }
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
-fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight> {
+fn expand(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuWeight> {
     let weight = expand_stack(exec, parts, cols, 1)?.pop();
     weight.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
 }
@@ -124,12 +124,12 @@ fn expand(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuWeight
 /// [`expand`] into `count` matrices of equally many rows, each of equally many parts.
 pub(crate) fn expand_stack(
     exec: &Exec,
-    parts: &[QuantPart<'_>],
+    parts: &[GgufRows<'_>],
     cols: usize,
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
     let op = "load_quant";
-    let floats: Option<Vec<_>> = parts.iter().map(QuantPart::floats).collect();
+    let floats: Option<Vec<_>> = parts.iter().map(GgufRows::floats).collect();
     if let Some(floats) = floats {
         return CpuWeight::stack(exec, &floats, cols, count);
     }
@@ -138,7 +138,7 @@ pub(crate) fn expand_stack(
         values.extend(part.expand(op, cols)?);
     }
     let mut rest = &values[..];
-    let part = |part: &QuantPart<'_>| {
+    let part = |part: &GgufRows<'_>| {
         let (values, others) = rest.split_at(part.rows * cols);
         rest = others;
         WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, part.rows)

@@ -23,7 +23,7 @@ use ferrum_kernels::{
     AttnConfig, Backend, BackendInt8KvOps, BackendKvDtype, DeviceBatch, KvDtypeKind, KvInt8,
     KvLayer, PagedQkv,
 };
-use ferrum_quant::{float8, int8};
+use ferrum_quant::{fp8_codec, kv_int8};
 use ferrum_types::{BlockId, Dtype, Element};
 use half::{bf16, f16};
 
@@ -189,12 +189,12 @@ fn stored(dtype: Dtype, head: &[f32]) -> Vec<f32> {
     match dtype {
         Dtype::F16 => each(|x| f16::from_f32(x).to_f32()),
         Dtype::BF16 => each(|x| bf16::from_f32(x).to_f32()),
-        Dtype::F8E4M3 => each(|x| float8::e4m3_to_f32(float8::e4m3_from_f32(x))),
+        Dtype::F8E4M3 => each(|x| fp8_codec::e4m3_to_f32(fp8_codec::e4m3_from_f32(x))),
         Dtype::I8 => {
             let mut codes = vec![0; head.len()];
-            let scale = int8::quantize_row(head, &mut codes);
+            let scale = kv_int8::quantize_row(head, &mut codes);
             let mut out = vec![0.0; head.len()];
-            int8::dequantize_row(&codes, scale, &mut out);
+            kv_int8::dequantize_row(&codes, scale, &mut out);
             out
         }
         _ => head.to_vec(),

@@ -61,7 +61,7 @@ use draft::DraftModel;
 use draft_head::DraftHead;
 use drafter::{DraftSource, Drafter};
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_kernels::RowOrder;
+use ferrum_kernels::BatchInvariance;
 use ferrum_models::{DraftFeatures, TapPoint};
 use ferrum_types::AdapterId;
 pub(crate) use health::Watchdog;
@@ -342,7 +342,7 @@ impl Engine {
             kv_tokens = kv,
             "engine started"
         );
-        if let (Some(_), RowOrder::Within(nmse)) = (&draft, runner.row_order()) {
+        if let (Some(_), BatchInvariance::WithinNmse(nmse)) = (&draft, runner.batch_invariance()) {
             tracing::warn!(
                 backend,
                 nmse,

@@ -45,7 +45,7 @@ pub use params::{
 use bans::Bans;
 use dry::DryScratch;
 use ferrum_kernels::cpu::logits::{Candidates, greedy, max, possible};
-use ferrum_kernels::{MAX_LOGPROBS, RowSampling, SampleBatch, TokenChange};
+use ferrum_kernels::{LogitAdjustment, MAX_LOGPROBS, RowSampling, SampleBatch};
 use ferrum_types::TokenId;
 use penalties::Penalties;
 use rand_chacha::ChaCha8Rng;
@@ -161,12 +161,12 @@ impl Sampler {
         };
         let changes = self.penalties.changes(params, tokens, due);
         let changes = changes.filter(|change| !banned.contains(&change.token));
-        let ban = |&token: &TokenId| TokenChange {
+        let ban = |&token: &TokenId| LogitAdjustment {
             bias: f32::NEG_INFINITY,
-            ..TokenChange::none(token)
+            ..LogitAdjustment::none(token)
         };
         let changes = changes.chain(banned.iter().map(ban));
-        let inside = |change: &TokenChange| (change.token as usize) < vocab;
+        let inside = |change: &LogitAdjustment| (change.token as usize) < vocab;
         let mask = (!mask.is_empty()).then_some(mask);
         batch.push(row, changes.filter(inside), mask);
     }

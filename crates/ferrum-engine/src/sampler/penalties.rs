@@ -5,7 +5,7 @@
 //! step to step, so that a step costs what is new and not what is there.
 
 use super::SamplingParams;
-use ferrum_kernels::TokenChange;
+use ferrum_kernels::LogitAdjustment;
 use ferrum_types::TokenId;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -54,7 +54,7 @@ impl Penalties {
         params: &SamplingParams,
         tokens: &[TokenId],
         due: usize,
-    ) -> impl Iterator<Item = TokenChange> {
+    ) -> impl Iterator<Item = LogitAdjustment> {
         let end = tokens.len();
         if params.repeat_penalty != 1.0 {
             let first = (end + due).saturating_sub(params.repeat_last_n).min(end);
@@ -66,7 +66,7 @@ impl Penalties {
             let counted = std::mem::replace(&mut self.generated, first..end);
             self.count(|tally| &mut tally.generated, tokens, counted, first..end);
         }
-        self.tokens.iter().map(|(&token, tally)| TokenChange {
+        self.tokens.iter().map(|(&token, tally)| LogitAdjustment {
             token,
             bias: tally.bias,
             recent: tally.recent > 0,

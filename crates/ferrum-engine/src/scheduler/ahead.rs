@@ -40,7 +40,7 @@ impl Scheduler {
     pub fn begin(&mut self, plan: &StepPlan, batch: &mut StepBatch) -> Result<()> {
         batch.clear();
         self.begun += 1;
-        batch.state_starts.append(&mut self.state_starts);
+        batch.state_inits.append(&mut self.state_inits);
         let keep_points = self.keep_points();
         let mut keeping = Vec::new();
         let mut row = 0;
@@ -89,7 +89,7 @@ impl Scheduler {
                 }
             }
             if is_due {
-                batch.choose_last(seq.choice_row);
+                batch.set_last_pending(seq.choice_row);
             }
             seq.draft.truncate(work.draft);
             seq.computed = end;

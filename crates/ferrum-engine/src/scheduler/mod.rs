@@ -47,7 +47,7 @@ pub use plan::{StepPlan, Work};
 pub use sequence::{NewSequence, Sequence};
 
 use crate::pool::{BlockPool, BlockTable, PoolFault};
-use ferrum_models::{RunnerConfig, StateStart};
+use ferrum_models::{RunnerConfig, StateInit};
 use ferrum_types::{Error, Result, SeqId, TokenId};
 use sequence::{Rank, State};
 use states::Keeping;
@@ -118,7 +118,7 @@ pub struct Scheduler {
     begun: u64,
     committed: u64,
     /// Copies of kept states before the step that begins next.
-    state_starts: Vec<StateStart>,
+    state_inits: Vec<StateInit>,
     /// Of each step in flight, the states that it keeps.
     keeping: VecDeque<Vec<Keeping>>,
     /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
@@ -165,7 +165,7 @@ impl Scheduler {
             most_prompt_tokens: usize::MAX,
             begun: 0,
             committed: 0,
-            state_starts: Vec::new(),
+            state_inits: Vec::new(),
             keeping: VecDeque::new(),
             held: Vec::new(),
             host: None,

@@ -4,7 +4,7 @@ use super::host::Begun;
 use super::images::keys;
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
-use ferrum_models::{LogitRows, StateStart};
+use ferrum_models::{LogitRows, StateInit};
 use ferrum_types::SeqId;
 use std::collections::HashMap;
 use std::ops::Bound;
@@ -208,7 +208,7 @@ impl Scheduler {
             return false;
         };
         if let (Some(slot), Some(_)) = (seq.table.state(), state) {
-            self.state_starts.push(StateStart { slot, from: state });
+            self.state_inits.push(StateInit { slot, from: state });
         }
         if let Some(host) = &mut self.host {
             host.forget(id);

@@ -92,7 +92,7 @@ struct Sim {
 struct Flight {
     plan: StepPlan,
     batch: Vec<Run>,
-    starts: Vec<StateStart>,
+    starts: Vec<StateInit>,
     keeps: Vec<(StateSlot, StateSlot)>,
 }
 
@@ -204,7 +204,7 @@ impl Sim {
         else {
             return;
         };
-        for StateStart { slot, from } in starts {
+        for StateInit { slot, from } in starts {
             self.states[slot.0 as usize] = from.map_or(0, |from| self.states[from.0 as usize]);
         }
         for run in &batch {
@@ -285,7 +285,7 @@ impl Sim {
         Flight {
             plan,
             batch,
-            starts: filled.state_starts,
+            starts: filled.state_inits,
             keeps: filled.state_keeps,
         }
     }

@@ -5,8 +5,8 @@ use ferrum_engine::engine::Clock;
 use ferrum_engine::{AdapterLoader, Engine, EngineConfig, LoadedAdapter, StepRunner};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{
-    Backend, BackendSample, DeviceSampling, Logprobs, NoToken, RowSampling, SampleBatch,
-    SampleShape, Sampled, TokenChange,
+    Backend, BackendSample, DeviceSampling, LogitAdjustment, Logprobs, NoToken, RowSampling,
+    SampleBatch, SampleShape, Sampled,
 };
 use ferrum_models::{
     DecoderSpec, KvLayout, Readback, RowOutput, RunnerConfig, StepBatch, StepOutput, Ticket,
@@ -256,7 +256,7 @@ impl Scripted {
     fn sample(
         &self,
         row: usize,
-        sampling: (&RowSampling, &[TokenChange], &[u32]),
+        sampling: (&RowSampling, &[LogitAdjustment], &[u32]),
     ) -> (i32, Option<Logprobs>) {
         let device = self.samples.as_ref().unwrap();
         let vocab = self.spec.vocab_size;

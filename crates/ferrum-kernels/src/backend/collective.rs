@@ -6,7 +6,7 @@
 //! overrides them. A context that is alone is a group of one, for which every collective is the identity.
 //!
 //! All ranks make the same collectives in the same order, as in MPI, and all get the same bits. Sums are made in rank order, so
-//! they are the same from run to run; a device whose [`Backend::row_order`] promises no equal bits may make those of floats in
+//! they are the same from run to run; a device whose [`Backend::batch_invariance`] promises no equal bits may make those of floats in
 //! another order, which depends on the length, and round 16-bit elements at each step. A rank that fails or is dropped ends the
 //! group: the others get an error that names it, from the collective that they are in and from every later one. Where a device
 //! exchanges by itself, the collective is only recorded when its call returns, and the error comes from whatever waits for it.
@@ -95,7 +95,7 @@ pub trait GroupTransport: fmt::Debug + Send + Sync {
 }
 
 /// A rank's end of a group.
-pub type GroupRank = Arc<dyn GroupTransport>;
+pub type GroupHandle = Arc<dyn GroupTransport>;
 
 /// Ranks and what they exchange. `len` counts elements, and every length is the same on all ranks.
 ///
@@ -103,7 +103,7 @@ pub type GroupRank = Arc<dyn GroupTransport>;
 /// and with [`Error::Device`] when another rank failed.
 pub trait BackendCollective: Backend {
     /// The group that a context belongs to; `None` when it is alone.
-    fn group(_ctx: &Self::Context) -> Option<&GroupRank> {
+    fn group(_ctx: &Self::Context) -> Option<&GroupHandle> {
         None
     }
 
@@ -112,7 +112,7 @@ pub trait BackendCollective: Backend {
     /// # Errors
     /// [`Error::Unsupported`] on a backend whose contexts are always alone; [`Error::InvalidArgument`] for a
     /// context that belongs to a group already.
-    fn join(_ctx: &mut Self::Context, _rank: GroupRank) -> Result<()> {
+    fn join(_ctx: &mut Self::Context, _rank: GroupHandle) -> Result<()> {
         Err(Error::Unsupported {
             op: "join",
             backend: Self::NAME,
@@ -221,8 +221,8 @@ pub trait BackendCollective: Backend {
 }
 
 /// Sets the group of a context that is alone: what [`BackendCollective::join`] does on a backend whose contexts keep a
-/// [`GroupRank`].
-pub(crate) fn join_once(group: &mut Option<GroupRank>, rank: GroupRank) -> Result<()> {
+/// [`GroupHandle`].
+pub(crate) fn join_once(group: &mut Option<GroupHandle>, rank: GroupHandle) -> Result<()> {
     match group {
         None => {
             *group = Some(rank);

@@ -43,12 +43,12 @@ pub struct DeviceInfo {
 /// What the bits of a row depend on: of a prompt that is computed in one piece or in several, of a sequence that is
 /// alone or among others, of a token that was drafted and one that was not.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RowOrder {
+pub enum BatchInvariance {
     /// On the row alone, because its sums have a fixed order.
-    BitEqual,
+    BitExact,
     /// On what is computed beside it, too: the squared difference between two results is at most this part of
     /// their square (NMSE).
-    Within(f64),
+    WithinNmse(f64),
 }
 
 /// A piece of a packed upload: `len` elements of the host's slice from `from` on, which go to a buffer from `to` on.
@@ -168,8 +168,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// What this device promises of rows. Where it is less than equal bits, a prefix that is found in the cache and
     /// a draft that is accepted may lead to another text than computing all of it anew; the conformance suite holds
     /// the backend against what it says.
-    fn row_order(&self) -> RowOrder {
-        RowOrder::BitEqual
+    fn batch_invariance(&self) -> BatchInvariance {
+        BatchInvariance::BitExact
     }
 
     /// Waits until all recorded work is done. The provided one reads a byte.

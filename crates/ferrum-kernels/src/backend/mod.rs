@@ -18,7 +18,7 @@
 //!   Whatever they are, an op computes in at least f32 and rounds what it writes once.
 //! * **Order.** The result of a row depends on that row alone: reductions have a fixed order that does
 //!   not change with the number of rows, the position of a chunk or the size of a KV block.
-//!   A device for which that is too dear says so ([`Backend::row_order`]).
+//!   A device for which that is too dear says so ([`Backend::batch_invariance`]).
 
 pub mod check;
 mod collective;
@@ -43,10 +43,10 @@ mod timer;
 pub(crate) use self::collective::host as host_collectives;
 pub(crate) use self::collective::join_once;
 pub use self::collective::{
-    BackendCollective, GroupCall, GroupRank, GroupTransport, LocalGroup, ParallelNorm, ReduceOp,
+    BackendCollective, GroupCall, GroupHandle, GroupTransport, LocalGroup, ParallelNorm, ReduceOp,
 };
 pub use self::core::{
-    Act, Backend, DeviceBuffer, DeviceInfo, Logits, Residual, RowOrder, UploadPiece,
+    Act, Backend, BatchInvariance, DeviceBuffer, DeviceInfo, Logits, Residual, UploadPiece,
 };
 pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::heads::{QkNorm, QkvTransform, Rope};
@@ -57,12 +57,12 @@ pub use self::paged::{BackendInt8KvOps, BackendKvDtype, BackendPagedKv, DeviceBa
 pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
     AwqWeights, BackendMarlinExperts, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin,
-    Fp8Weights, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind, QuantPart,
+    Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind,
     QuantWeights,
 };
 pub use self::sample::{
-    BackendSample, DeviceSampling, Logprobs, MAX_LOGPROBS, NoToken, RowSampling, SampleBatch,
-    SampleShape, Sampled, TokenChange, TokenLogprob,
+    BackendSample, DeviceSampling, LogitAdjustment, Logprobs, MAX_LOGPROBS, NoToken, RowSampling,
+    SampleBatch, SampleShape, Sampled, TokenLogprob,
 };
 pub use self::state::{BackendState, LinearAttention};
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};

@@ -2,10 +2,10 @@
 
 use super::*;
 pub use ferrum_quant::awq::AwqTensors as AwqWeights;
-pub use ferrum_quant::compressed::{PackedTensors as PackedWeights, PackedZeros};
-pub use ferrum_quant::fp8::Fp8Tensors as Fp8Weights;
+pub use ferrum_quant::compressed_tensors::{PackQuantizedTensors as PackedWeights, PackedZeros};
+pub use ferrum_quant::fp8_layer::Fp8Tensors as Fp8Weights;
 pub use ferrum_quant::gptq::{GptqTensors as GptqWeights, ZeroPoints as GptqZeroPoints};
-pub use ferrum_quant::weights::{QuantKind, QuantPart, QuantWeights};
+pub use ferrum_quant::weights::{GgufRows, QuantKind, QuantWeights};
 use ferrum_types::{FloatElement, GgufQuantType, Result};
 
 /// ggml block formats, computed on as they are.
@@ -26,11 +26,11 @@ pub trait BackendQuantGguf: Backend {
         ty: GgufQuantType,
         shape: MatShape,
     ) -> Result<Self::GgufWeight> {
-        self.load_quant_fused(&[QuantPart::new(bytes, ty, shape.rows)], shape.cols)
+        self.load_quant_fused(&[GgufRows::new(bytes, ty, shape.rows)], shape.cols)
     }
 
     /// Loads one projection from parts, which may be of different types.
-    fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<Self::GgufWeight>;
+    fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<Self::GgufWeight>;
 
     /// [`Backend::gemm`] with a quantised weight.
     fn gemm_quant<T: FloatElement>(

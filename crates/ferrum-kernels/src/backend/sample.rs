@@ -19,7 +19,7 @@ pub struct RowSampling {
     pub top_p: f32,
     /// Only tokens at least this probable relative to the most likely one; 0: all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens that are [recent](TokenChange::recent).
+    /// Divides positive and multiplies negative logits of tokens that are [recent](LogitAdjustment::recent).
     pub repeat_penalty: f32,
     /// Taken from the logit of each token of the answer.
     pub presence_penalty: f32,
@@ -73,7 +73,7 @@ impl RowSampling {
     }
 
     /// `logit` of a token that is in the sequence or has a bias.
-    pub fn changed(&self, logit: f32, change: &TokenChange) -> f32 {
+    pub fn changed(&self, logit: f32, change: &LogitAdjustment) -> f32 {
         let mut x = logit + change.bias;
         if change.recent {
             x = self.repeated(x);
@@ -87,7 +87,7 @@ impl RowSampling {
 
 /// A token whose logit in a row is not what the model said.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenChange {
+pub struct LogitAdjustment {
     /// Which.
     pub token: u32,
     /// Added to its logit; −∞ forbids it.
@@ -98,7 +98,7 @@ pub struct TokenChange {
     pub generated: u32,
 }
 
-impl TokenChange {
+impl LogitAdjustment {
     /// A token that nothing is changed of yet.
     pub fn none(token: u32) -> Self {
         Self {
@@ -124,7 +124,7 @@ impl TokenChange {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampleBatch {
     rows: Vec<RowSampling>,
-    changes: Vec<TokenChange>,
+    changes: Vec<LogitAdjustment>,
     /// Where the changes and the words of each row's mask end.
     ends: Vec<(usize, usize)>,
     masks: Vec<u32>,
@@ -144,7 +144,7 @@ impl SampleBatch {
     pub fn push(
         &mut self,
         row: RowSampling,
-        changes: impl IntoIterator<Item = TokenChange>,
+        changes: impl IntoIterator<Item = LogitAdjustment>,
         mask: Option<&[u32]>,
     ) {
         self.rows.push(row);
@@ -167,7 +167,7 @@ impl SampleBatch {
     ///
     /// # Panics
     /// When there is no such row.
-    pub fn row(&self, index: usize) -> (&RowSampling, &[TokenChange], &[u32]) {
+    pub fn row(&self, index: usize) -> (&RowSampling, &[LogitAdjustment], &[u32]) {
         let (first, first_word) = match index {
             0 => (0, 0),
             _ => self.ends[index - 1],
@@ -187,7 +187,7 @@ impl SampleBatch {
     }
 
     /// Changes of all rows, one row after the other.
-    pub fn changes(&self) -> &[TokenChange] {
+    pub fn changes(&self) -> &[LogitAdjustment] {
         &self.changes
     }
 
@@ -265,7 +265,7 @@ impl SampleBatch {
             let float = |at: usize| f32::from_bits(settings[at]);
             let (first, end) = (settings[10] as usize, settings[11] as usize);
             let changes = range(words, (first, end))?.chunks_exact(CHANGE_WORDS);
-            let changes = changes.map(|change| TokenChange {
+            let changes = changes.map(|change| LogitAdjustment {
                 token: change[0].cast_unsigned(),
                 bias: f32::from_bits(change[1].cast_unsigned()),
                 recent: change[2] & 1 == 1,
@@ -587,7 +587,7 @@ mod tests {
     #[test]
     fn words_say_what_the_batch_does() {
         let mut batch = SampleBatch::default();
-        let change = TokenChange {
+        let change = LogitAdjustment {
             token: 7,
             bias: f32::NEG_INFINITY,
             recent: true,
@@ -606,7 +606,7 @@ mod tests {
             logprobs: Some(5),
         };
         batch.push(RowSampling::default(), [], None);
-        batch.push(row, [change, TokenChange::none(9)], None);
+        batch.push(row, [change, LogitAdjustment::none(9)], None);
         batch.push(row, [], Some(&[1, u32::MAX]));
         batch.push(RowSampling::default(), [change], Some(&[0]));
         let mut words = vec![-1, -2];

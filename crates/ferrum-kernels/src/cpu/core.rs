@@ -37,7 +37,7 @@ pub struct CpuContext {
     scratch: Scratch,
     /// What each thread chooses tokens with.
     choosers: Vec<Mutex<Chooser>>,
-    group: Option<GroupRank>,
+    group: Option<GroupHandle>,
 }
 
 /// More than any machine has; a larger number is a mistake.
@@ -628,11 +628,11 @@ impl BackendGraph for CpuBackend {}
 
 /// Ranks exchange host memory.
 impl BackendCollective for CpuBackend {
-    fn group(ctx: &CpuContext) -> Option<&GroupRank> {
+    fn group(ctx: &CpuContext) -> Option<&GroupHandle> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut CpuContext, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut CpuContext, rank: GroupHandle) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 }

@@ -163,7 +163,7 @@ impl BackendQuantExperts for CpuBackend {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let ExpertShape { experts, n, k } = shape;
-        let whole = QuantPart::new(bytes, ty, check::elements(op, &[experts, n])?);
+        let whole = GgufRows::new(bytes, ty, check::elements(op, &[experts, n])?);
         let key = |key: &mut PackedKey| {
             key.number(experts);
             key.blocks(&[whole], k);

@@ -30,7 +30,7 @@ impl BackendQuantGguf for CpuBackend {
         quant::is_packed(ty)
     }
 
-    fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<CpuQuantWeight> {
+    fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuQuantWeight> {
         let key = |key: &mut PackedKey| key.blocks(parts, cols);
         self.exec().restore_or("blocks", key, || {
             CpuQuantWeight::blocks(self.exec(), parts, cols)

@@ -4,8 +4,8 @@
 use super::core::{CpuBackend, CpuContext};
 use super::logits::{Candidates, logprobs, possible};
 use crate::backend::{
-    BackendSample, DeviceSampling, MAX_LOGPROBS, RowSampling, SampleBatch, SampleShape, Sampled,
-    TokenChange,
+    BackendSample, DeviceSampling, LogitAdjustment, MAX_LOGPROBS, RowSampling, SampleBatch,
+    SampleShape, Sampled,
 };
 use ferrum_simd::memory::{CpuBuffer, SharedMut};
 use ferrum_types::{Result, TokenId};
@@ -118,7 +118,12 @@ fn forbid(logits: &mut [f32], mask: &[u32]) {
 }
 
 /// Biases and penalties; `last` is one more token of the answer.
-fn change(logits: &mut [f32], row: &RowSampling, changes: &[TokenChange], last: Option<TokenId>) {
+fn change(
+    logits: &mut [f32],
+    row: &RowSampling,
+    changes: &[LogitAdjustment],
+    last: Option<TokenId>,
+) {
     let mut last = last.filter(|&last| (last as usize) < logits.len());
     for change in changes {
         let mut change = *change;
@@ -131,7 +136,7 @@ fn change(logits: &mut [f32], row: &RowSampling, changes: &[TokenChange], last: 
     }
     if let Some(last) = last {
         let x = &mut logits[last as usize];
-        *x = row.changed(*x, &TokenChange::none(last).once_more());
+        *x = row.changed(*x, &LogitAdjustment::none(last).once_more());
     }
 }
 

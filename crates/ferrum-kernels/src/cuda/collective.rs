@@ -11,7 +11,7 @@ use super::nccl::Communicator;
 use super::role::CudaAct;
 use super::{CudaBackend, CudaBuffer};
 use crate::backend::{
-    Backend, BackendCollective, ParallelNorm, ReduceOp, RowOrder, check, host_collectives,
+    Backend, BackendCollective, BatchInvariance, ParallelNorm, ReduceOp, check, host_collectives,
 };
 use ferrum_types::{Dtype, Element, Result};
 use std::sync::Arc;
@@ -87,7 +87,8 @@ pub(super) fn all_reduce<A: CudaAct, T: Element>(
         Dtype::BF16 => Some("rank_sum_bf16"),
         _ => None,
     };
-    let ordered = ctx.backend.row_order() == RowOrder::BitEqual && reduce == ReduceOp::Sum;
+    let ordered =
+        ctx.backend.batch_invariance() == BatchInvariance::BitExact && reduce == ReduceOp::Sum;
     let Some(kernel) = kernel.filter(|_| ordered) else {
         let elements = (buf.at(0), len, T::DTYPE);
         return match len {

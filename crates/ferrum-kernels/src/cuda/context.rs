@@ -10,8 +10,8 @@ use super::nccl::Communicator;
 use super::role::CudaAct;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{
-    BackendGraph, FinishRead, GraphKey, GraphRun, GroupRank, HostMemory, PendingRead, UploadPiece,
-    check,
+    BackendGraph, FinishRead, GraphKey, GraphRun, GroupHandle, HostMemory, PendingRead,
+    UploadPiece, check,
 };
 use ferrum_types::{Element, Error, Result};
 use std::collections::HashMap;
@@ -91,7 +91,7 @@ pub struct CudaContext<A> {
     scratch: Vec<Memory>,
     /// The same for what has to stay beside other scratch memory.
     beside: Vec<Memory>,
-    pub(super) group: Option<GroupRank>,
+    pub(super) group: Option<GroupHandle>,
 }
 
 impl<A: CudaAct> CudaContext<A> {

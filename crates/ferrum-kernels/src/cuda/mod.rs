@@ -186,19 +186,19 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
     /// With activations of bf16, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
     /// with quantised weights, many to FP8 for those with FP8 weights, and keys are parted among blocks by what fills the
     /// device. `batch_invariant` leaves one order of sums.
-    fn row_order(&self) -> RowOrder {
+    fn batch_invariance(&self) -> BatchInvariance {
         if A::DTYPE == Dtype::BF16 && !self.batch_invariant() {
             let of_codes = match float8::multiplies_codes(self.capability()) {
                 true => float8::ROUNDING,
                 false => 0.0,
             };
-            RowOrder::Within(
+            BatchInvariance::WithinNmse(
                 flash::ROW_DIFFERENCE
                     .max(tile::ROW_DIFFERENCE)
                     .max(of_codes),
             )
         } else {
-            RowOrder::BitEqual
+            BatchInvariance::BitExact
         }
     }
 
@@ -568,11 +568,11 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
 
 /// Ranks with a device each exchange by NCCL, where it is installed; others, what is read into host memory.
 impl<A: CudaAct> BackendCollective for CudaBackend<A> {
-    fn group(ctx: &Ctx<A>) -> Option<&GroupRank> {
+    fn group(ctx: &Ctx<A>) -> Option<&GroupHandle> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut Ctx<A>, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut Ctx<A>, rank: GroupHandle) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 

@@ -73,7 +73,7 @@ impl CudaExperts {
                     let row_bytes = shape.k * part.dtype.size();
                     (0..part.rows)
                         .for_each(|row| bytes.extend_from_slice(part.row(row, row_bytes)));
-                    QuantPart::new(&bytes, ty, part.rows).expand(op, shape.k)
+                    GgufRows::new(&bytes, ty, part.rows).expand(op, shape.k)
                 };
                 let values = parts
                     .iter()
@@ -471,7 +471,7 @@ impl<A: CudaAct> BackendQuantExperts for CudaBackend<A> {
         const OP: &str = "load_quant_experts";
         check::expert_stack(OP, shape)?;
         let rows = elements(OP, &[shape.experts, shape.n])?;
-        let part = QuantWeights::Gguf(QuantPart::new(bytes, ty, rows));
+        let part = QuantWeights::Gguf(GgufRows::new(bytes, ty, rows));
         CudaExperts::load(self, OP, &[part], shape)
     }
 }

@@ -10,7 +10,7 @@
 
 use super::core::lock;
 use super::driver::{Driver, Event, Stream};
-use crate::backend::{GroupCall, GroupRank, ReduceOp};
+use crate::backend::{GroupCall, GroupHandle, ReduceOp};
 use ferrum_types::{Dtype, Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -181,7 +181,7 @@ struct State {
     /// `None` once it was aborted or destroyed.
     comm: Mutex<Option<Handle>>,
     has_aborted: AtomicBool,
-    group: GroupRank,
+    group: GroupHandle,
     driver: Arc<Driver>,
     is_leaving: Mutex<bool>,
     left: Condvar,
@@ -198,7 +198,7 @@ impl Communicator {
     ///
     /// # Errors
     /// `Device` when the group has ended, or the library cannot connect, which ends it.
-    pub(super) fn connect(group: &GroupRank, driver: &Arc<Driver>) -> Result<Option<Self>> {
+    pub(super) fn connect(group: &GroupHandle, driver: &Arc<Driver>) -> Result<Option<Self>> {
         const OP: &str = "connect";
         let library = library();
         let call = |len| GroupCall {
@@ -245,7 +245,7 @@ impl Communicator {
     fn new(
         library: &'static Library,
         id: UniqueId,
-        group: &GroupRank,
+        group: &GroupHandle,
         driver: &Arc<Driver>,
     ) -> Result<Self> {
         const OP: &str = "connect";

@@ -6,9 +6,9 @@
 use super::context::CudaContext;
 use super::memory::Memory;
 use super::role::CudaAct;
-use crate::backend::{QuantPart, QuantWeights, check};
-use ferrum_quant::affine::{Affine, PackedCodes, group_order};
-use ferrum_quant::integers::{CodeValues, Integers, SUB, code_values, integers};
+use crate::backend::{GgufRows, QuantWeights, check};
+use ferrum_quant::affine::{GroupParams, PackedCodes, group_order};
+use ferrum_quant::unpack::{CodeValues, SUB, UnpackedBlock, code_values, unpack_block};
 use ferrum_types::{Error, GgufQuantType, Result};
 
 /// Numbers of a group, and of what nested scales belong to.
@@ -81,9 +81,9 @@ impl Format {
 
 /// A part of a projection as integers.
 pub(super) enum Source<'a> {
-    Blocks(QuantPart<'a>, Format),
+    Blocks(GgufRows<'a>, Format),
     Layer {
-        layer: Affine,
+        layer: GroupParams,
         codes: PackedCodes<'a>,
         /// The input features in the order of their groups, where that is another.
         order: Option<Vec<u32>>,
@@ -109,7 +109,7 @@ impl<'a> Source<'a> {
             let reason = format!("a layer has {found} input features, expected {cols}");
             return Err(Error::invalid(op, reason));
         }
-        let order = group_order(&layer.of_inputs);
+        let order = group_order(&layer.group_of_input);
         Ok(Some(Self::Layer {
             layer,
             codes,
@@ -220,16 +220,16 @@ impl Planes<'_> {
 
 fn fill_blocks(
     op: &'static str,
-    part: &QuantPart<'_>,
+    part: &GgufRows<'_>,
     row: usize,
     cols: usize,
     to: &mut Planes<'_>,
 ) -> Result<()> {
     let len = part.ty.block_len();
     let bytes = part.row(row, cols / len * part.ty.block_bytes());
-    let mut block = Integers::ZERO;
+    let mut block = UnpackedBlock::ZERO;
     for (number, bytes) in bytes.chunks_exact(part.ty.block_bytes()).enumerate() {
-        let taken = integers(part.ty, bytes, &mut block);
+        let taken = unpack_block(part.ty, bytes, &mut block);
         taken.map_err(|e| Error::invalid(op, e.to_string()))?;
         for (i, codes) in block.codes[..len].as_chunks::<GROUP>().0.iter().enumerate() {
             let group = number * (len / GROUP) + i;
@@ -258,7 +258,7 @@ fn fill_blocks(
 }
 
 fn fill_layer(
-    layer: &Affine,
+    layer: &GroupParams,
     codes: &PackedCodes<'_>,
     order: Option<&[u32]>,
     row: usize,
@@ -278,7 +278,7 @@ fn fill_layer(
             *code = codes.code(layer, row, input(i)) ^ flip;
         }
         to.codes(group, &of_group);
-        let at = layer.of_inputs[input(first)] * layer.out_features + row;
+        let at = layer.group_of_input[input(first)] * layer.out_features + row;
         let (scale, zero) = (layer.scales[at], f32::from(layer.zeros[at]));
         to.scale(2 * group, scale);
         to.scale(2 * group + 1, scale * (middle - zero));

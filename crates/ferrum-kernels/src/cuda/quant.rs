@@ -326,7 +326,7 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
         Format::of_blocks(ty).is_some()
     }
 
-    fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<CudaQuantWeight> {
+    fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<CudaQuantWeight> {
         let parts: Vec<_> = parts.iter().copied().map(QuantWeights::Gguf).collect();
         CudaQuantWeight::load(self, "load_quant", &parts, cols)
     }
@@ -387,7 +387,7 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
 
 /// Blocks that are integers, group schemes whose groups are whole runs of 32 numbers, and FP8 whose blocks are so.
 pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
-    let (bits, of_inputs) = match weights {
+    let (bits, group_of_input) = match weights {
         QuantWeights::Gguf(part) => return Format::of_blocks(part.ty).is_some(),
         QuantWeights::Fp8(layer) => return float8::is_native(layer) && layer.validate().is_ok(),
         QuantWeights::Awq(layer) => {
@@ -396,11 +396,11 @@ pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
         QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
         QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
     };
-    let whole = |of_inputs: Vec<usize>| {
-        let lengths = group_lengths(&of_inputs);
+    let whole = |group_of_input: Vec<usize>| {
+        let lengths = group_lengths(&group_of_input);
         lengths.iter().all(|length| length.is_multiple_of(GROUP))
     };
-    matches!(bits, 2 | 3 | 4 | 8) && of_inputs.is_ok_and(whole)
+    matches!(bits, 2 | 3 | 4 | 8) && group_of_input.is_ok_and(whole)
 }
 
 impl<A: CudaAct> BackendQuantMarlin for CudaBackend<A> {

@@ -10,7 +10,7 @@ use super::buffer::{GpuBuffer, RawBuffer};
 use super::core::{Shared, lock};
 use super::pipeline::{Kernel, MAX_BINDINGS, PARAM_BYTES};
 use super::staging::Staging;
-use crate::backend::{DeviceBuffer, FinishRead, GroupRank, PendingRead, UploadPiece, check};
+use crate::backend::{DeviceBuffer, FinishRead, GroupHandle, PendingRead, UploadPiece, check};
 use ferrum_types::{Element, Error, Result};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -99,7 +99,7 @@ pub struct GpuContext {
     scratch: Option<GpuBuffer<f32>>,
     submissions: u64,
     last_submission: Option<wgpu::SubmissionIndex>,
-    pub(super) group: Option<GroupRank>,
+    pub(super) group: Option<GroupHandle>,
 }
 
 impl GpuContext {

@@ -491,11 +491,11 @@ impl BackendGraph for GpuBackend {}
 
 /// Ranks exchange what is read into host memory.
 impl BackendCollective for GpuBackend {
-    fn group(ctx: &Ctx) -> Option<&GroupRank> {
+    fn group(ctx: &Ctx) -> Option<&GroupHandle> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut Ctx, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut Ctx, rank: GroupHandle) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 }

@@ -32,7 +32,7 @@ impl<P> Default for Reference<P> {
 #[derive(Debug)]
 pub struct RefContext<P> {
     device: Reference<P>,
-    group: Option<GroupRank>,
+    group: Option<GroupHandle>,
 }
 
 type Floats = RefBuffer<f32>;
@@ -292,11 +292,11 @@ impl<P: Precision> BackendGraph for Reference<P> {}
 
 /// Ranks exchange host memory.
 impl<P: Precision> BackendCollective for Reference<P> {
-    fn group(ctx: &RefContext<P>) -> Option<&GroupRank> {
+    fn group(ctx: &RefContext<P>) -> Option<&GroupHandle> {
         ctx.group.as_ref()
     }
 
-    fn join(ctx: &mut RefContext<P>, rank: GroupRank) -> Result<()> {
+    fn join(ctx: &mut RefContext<P>, rank: GroupHandle) -> Result<()> {
         join_once(&mut ctx.group, rank)
     }
 }

@@ -8,7 +8,7 @@ use super::buffer::RefBuffer;
 use super::core::RefContext;
 use super::{Precision, Reference};
 use crate::backend::*;
-use ferrum_quant::{float8, int8};
+use ferrum_quant::{fp8_codec, kv_int8};
 use ferrum_types::{BlockId, Element, FloatElement, Result};
 use half::{bf16, f16};
 
@@ -49,13 +49,13 @@ impl KvCodec for KvFp8 {
 
     fn encode(head: &[f32], stored: &mut [u8]) -> f32 {
         for (stored, &x) in stored.iter_mut().zip(head) {
-            *stored = float8::e4m3_from_f32(x);
+            *stored = fp8_codec::e4m3_from_f32(x);
         }
         1.0
     }
 
     fn decode(stored: u8) -> f32 {
-        float8::e4m3_to_f32(stored)
+        fp8_codec::e4m3_to_f32(stored)
     }
 }
 
@@ -63,7 +63,7 @@ impl KvCodec for KvInt8 {
     type Stored = i8;
 
     fn encode(head: &[f32], stored: &mut [i8]) -> f32 {
-        int8::quantize_row(head, stored)
+        kv_int8::quantize_row(head, stored)
     }
 
     fn decode(stored: i8) -> f32 {

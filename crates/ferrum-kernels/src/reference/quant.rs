@@ -14,7 +14,7 @@ impl<P: Precision> BackendQuantGguf for Reference<P> {
         false
     }
 
-    fn load_quant_fused(&self, parts: &[QuantPart<'_>], cols: usize) -> Result<RefWeight> {
+    fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<RefWeight> {
         let mut values = Vec::new();
         let mut rows = 0;
         for part in parts {
@@ -56,7 +56,7 @@ impl<P: Precision> BackendQuantExperts for Reference<P> {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let rows = check::elements(op, &[shape.experts, shape.n])?;
-        let values = QuantPart::new(bytes, ty, rows).expand(op, shape.k)?;
+        let values = GgufRows::new(bytes, ty, rows).expand(op, shape.k)?;
         Ok(RefExperts::from_values(&values, shape))
     }
 }

@@ -4,8 +4,8 @@ use super::buffer::RefBuffer;
 use super::core::{RefContext, Reference};
 use super::precision::Precision;
 use crate::backend::{
-    BackendSample, DeviceSampling, MAX_LOGPROBS, NoToken, RowSampling, SampleShape, Sampled,
-    TokenChange,
+    BackendSample, DeviceSampling, LogitAdjustment, MAX_LOGPROBS, NoToken, RowSampling,
+    SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result};
 use std::cmp::Ordering;
@@ -71,7 +71,7 @@ impl<P: Precision> BackendSample for Reference<P> {
 fn bend(
     logits: &[f32],
     row: &RowSampling,
-    changes: &[TokenChange],
+    changes: &[LogitAdjustment],
     mask: &[u32],
     last: Option<i32>,
 ) -> Vec<f32> {
@@ -87,7 +87,9 @@ fn bend(
         let is_last = last.is_some_and(|last| last == token as i32);
         let mut change = match (change, is_last) {
             (None, false) => return x,
-            (found, _) => found.copied().unwrap_or(TokenChange::none(token as u32)),
+            (found, _) => found
+                .copied()
+                .unwrap_or(LogitAdjustment::none(token as u32)),
         };
         if is_last {
             change = change.once_more();

@@ -3,8 +3,8 @@
 use crate::families::hint_of_supported;
 use crate::named::WeightDtype;
 use crate::named::folder;
+use crate::pre_norm::{PreNormActivation, PreNormSpec};
 use crate::spec::Activation;
-use crate::stack::{StackActivation, StackSpec};
 use ferrum_formats::{HfConfig, HfFolder, ModelSource, TensorSource};
 use ferrum_types::{Error, Result, TokenId};
 
@@ -22,7 +22,7 @@ pub enum ClipKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSpec {
     /// Its layers.
-    pub stack: StackSpec,
+    pub stack: PreNormSpec,
     /// Pixels of a side; pictures are square.
     pub side: usize,
     /// Pixels of a patch's side. What is left of a picture at its right and bottom is not read.
@@ -45,7 +45,7 @@ impl ImageSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextSpec {
     /// Its layers.
-    pub stack: StackSpec,
+    pub stack: PreNormSpec,
     /// Rows of the embedding table.
     pub vocab_size: usize,
     /// Tokens of the longest text.
@@ -227,14 +227,14 @@ fn stack(
     defaults: &Defaults,
     [hidden, layers, heads, intermediate]: [usize; 4],
     causal: bool,
-) -> Result<StackSpec> {
+) -> Result<PreNormSpec> {
     let size =
         |key: &str, default: usize| -> Result<usize> { Ok(config.usize(key)?.unwrap_or(default)) };
     let eps = config.f64("layer_norm_eps")?.unwrap_or(defaults.norm_eps);
     if eps < 0.0 {
         return Err(config.field_error("layer_norm_eps", "at least 0").into());
     }
-    Ok(StackSpec {
+    Ok(PreNormSpec {
         hidden: size("hidden_size", hidden)?,
         layers: size("num_hidden_layers", layers)?,
         heads: size("num_attention_heads", heads)?,
@@ -245,9 +245,9 @@ fn stack(
     })
 }
 
-fn activation(config: &HfConfig, default: &str) -> Result<StackActivation> {
+fn activation(config: &HfConfig, default: &str) -> Result<PreNormActivation> {
     match config.str("hidden_act")?.unwrap_or(default) {
-        "quick_gelu" => Ok(StackActivation::QUICK_GELU),
+        "quick_gelu" => Ok(PreNormActivation::QUICK_GELU),
         "gelu" => Ok(Activation::Gelu.into()),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh.into()),
         "silu" | "swish" => Ok(Activation::Silu.into()),

@@ -3,7 +3,7 @@
 use super::config::{ClipKind, ClipSpec, ImageSpec};
 use super::load::{ClipWeights, ImageHead, ProbeHead};
 use super::tower::{Tower, read_rows};
-use crate::stack::{batch, upload};
+use crate::pre_norm::{batch, upload};
 use ferrum_kernels::{Act, BackendKvDtype, DeviceBatch, KvF32, LlmBackend, Residual, RowShape};
 use ferrum_types::{Error, FloatElement, Result, TokenId};
 

@@ -4,13 +4,13 @@ use super::config::{ClipKind, ClipModel, ClipSpec, ImageSpec};
 use crate::linear::{Embedding, Linear, MatrixLinear};
 use crate::load::LoadProgress;
 use crate::named::{Bias, LayerNorm, NamedLoader};
-use crate::stack::{StackLayer, StackMlp, StackNames, StackSpec};
+use crate::pre_norm::{PreNormLayer, PreNormMlp, PreNormNames, PreNormSpec};
 use crate::weights::{Expanded, WeightForm};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
 
-pub(crate) const NAMES: StackNames = StackNames {
+pub(crate) const NAMES: PreNormNames = PreNormNames {
     attention_norm: "layer_norm1",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     out: "self_attn.out_proj",
@@ -24,7 +24,7 @@ pub(super) struct ProbeHead<B: LlmBackend> {
     pub(super) k: Box<dyn Linear<B>>,
     pub(super) v: Box<dyn Linear<B>>,
     pub(super) out: Box<dyn Linear<B>>,
-    pub(super) mlp: StackMlp<B>,
+    pub(super) mlp: PreNormMlp<B>,
 }
 
 /// How the states of a picture become its vector.
@@ -44,12 +44,12 @@ pub struct ClipWeights<B: LlmBackend> {
     pub(super) stem: Box<dyn Linear<B>>,
     /// With the class token's embedding on the first row.
     pub(super) image_positions: Box<dyn Embedding<B>>,
-    pub(super) image: Vec<StackLayer<B>>,
+    pub(super) image: Vec<PreNormLayer<B>>,
     pub(super) image_norm: LayerNorm<B>,
     pub(super) image_head: ImageHead<B>,
     pub(super) words: Box<dyn Embedding<B>>,
     pub(super) text_positions: Box<dyn Embedding<B>>,
-    pub(super) text: Vec<StackLayer<B>>,
+    pub(super) text: Vec<PreNormLayer<B>>,
     pub(super) text_norm: LayerNorm<B>,
     pub(super) text_head: Box<dyn Linear<B>>,
     /// The logarithm of what cosines are multiplied by.
@@ -101,12 +101,12 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
 /// The layers of a tower.
 pub(crate) fn layers<B: LlmBackend, W: WeightForm<B>>(
     loader: &mut NamedLoader<'_, '_, B, W>,
-    spec: &StackSpec,
+    spec: &PreNormSpec,
     tower: &str,
-) -> Result<Vec<StackLayer<B>>> {
+) -> Result<Vec<PreNormLayer<B>>> {
     let names = (0..spec.layers).map(|i| format!("{tower}.encoder.layers.{i}"));
     names
-        .map(|name| StackLayer::load(loader, spec, &NAMES, &name))
+        .map(|name| PreNormLayer::load(loader, spec, &NAMES, &name))
         .collect()
 }
 
@@ -201,6 +201,6 @@ fn image_head<B: LlmBackend, W: WeightForm<B>>(
         k: Box::new(map(loader, k, Some(k_bias), hidden)?),
         v: Box::new(map(loader, v, Some(v_bias), hidden)?),
         out: Box::new(loader.maps(&[name("attention.out_proj")], [hidden, hidden], Bias::Each)?),
-        mlp: StackMlp::load(loader, stack, mlp)?,
+        mlp: PreNormMlp::load(loader, stack, mlp)?,
     }))
 }

@@ -2,7 +2,7 @@
 
 use crate::linear::Linear;
 use crate::named::LayerNorm;
-use crate::stack::{StackLayer, StackScratch, StackSpec, batch, upload};
+use crate::pre_norm::{PreNormLayer, PreNormScratch, PreNormSpec, batch, upload};
 use ferrum_kernels::{Act, DeviceBatch, KvF32, KvLayer, LlmBackend, Residual, RowShape};
 use ferrum_types::{FloatElement, Result};
 
@@ -10,7 +10,7 @@ use ferrum_types::{FloatElement, Result};
 pub(crate) struct Tower<B: LlmBackend> {
     /// `[tokens, hidden]`.
     pub(crate) x: Residual<B>,
-    pub(crate) scratch: StackScratch<B>,
+    pub(crate) scratch: PreNormScratch<B>,
     pub(crate) kv: KvLayer<B, KvF32>,
     pub(crate) batch: DeviceBatch<B>,
     /// `[tokens]`: each token's place in its sequence.
@@ -28,13 +28,13 @@ impl<B: LlmBackend> Tower<B> {
     /// For sequences of at most `longest` tokens, which become vectors of `dimensions` elements.
     pub(crate) fn new(
         device: &B,
-        spec: &StackSpec,
+        spec: &PreNormSpec,
         (tokens, seqs, longest): (usize, usize, usize),
         dimensions: usize,
     ) -> Result<Self> {
         Ok(Self {
             x: device.alloc(tokens.saturating_mul(spec.hidden))?,
-            scratch: StackScratch::new(device, spec, tokens)?,
+            scratch: PreNormScratch::new(device, spec, tokens)?,
             kv: spec.pool(device, tokens, seqs)?,
             batch: batch(device, tokens, seqs, longest)?,
             positions: device.alloc(tokens)?,
@@ -57,7 +57,7 @@ impl<B: LlmBackend> Tower<B> {
     pub(crate) fn run(
         &mut self,
         ctx: &mut B::Context,
-        (spec, layers): (&StackSpec, &[StackLayer<B>]),
+        (spec, layers): (&PreNormSpec, &[PreNormLayer<B>]),
         norm: &LayerNorm<B>,
     ) -> Result<()> {
         let (kv, batch) = (&mut self.kv, &self.batch);

@@ -14,7 +14,7 @@
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
 use crate::batch::TapPoint;
 use crate::families;
-use crate::inventory::{RankCut, Stage};
+use crate::inventory::{RankShard, Stage};
 use crate::layer::{
     AttentionWeights, DraftInput, DraftJoin, FeedForwardWeights, GqaWeights, LayerWeights,
     MlpWeights,
@@ -224,7 +224,7 @@ impl Eagle3 {
                     },
                 }),
                 layers: vec![layer],
-                cut: RankCut::whole(spec),
+                cut: RankShard::whole(spec),
                 stage: Stage::whole(spec),
             },
             head: Some(HeadWeights {
@@ -330,7 +330,7 @@ fn attention<B: LlmBackend, W: WeightForm<B>>(
         k_norm: None,
         layer_norms: None,
         v_norm: None,
-        projection_norms: RankCut::whole(spec).projection_norms(0),
+        projection_norms: RankShard::whole(spec).projection_norms(0),
         sinks: None,
         gate: None,
         out: Box::new(loader.maps(&["midlayer.self_attn.o_proj"], out, Bias::Some)?),

@@ -9,7 +9,7 @@
 
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
 use crate::batch::TapPoint;
-use crate::inventory::{RankCut, Stage, TensorId, TensorRole, of_expert};
+use crate::inventory::{RankShard, Stage, TensorId, TensorRole, of_expert};
 use crate::layer::{DraftInput, DraftJoin, Norm};
 use crate::load::{Model, load_embedding, load_layer};
 use crate::named::{Bias, NamedLoader, WeightDtype};
@@ -190,7 +190,7 @@ impl Mtp {
                     join: DraftJoin::Project(Box::new(projection)),
                 }),
                 layers: vec![layer],
-                cut: RankCut::whole(spec),
+                cut: RankShard::whole(spec),
                 stage: Stage::whole(spec),
             },
             head: Some(HeadWeights {

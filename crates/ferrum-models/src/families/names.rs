@@ -1,7 +1,7 @@
 //! The naming schemes of the families' checkpoints and of GGUF files.
 
 use crate::inventory::{
-    ExpertNames, ExpertNormNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames,
+    ExpertNames, ExpertNormNames, FusedExperts, FusedNames, LinearAttentionNames, MlaNames,
     PerLayerNames, SharedNames, WeightNames,
 };
 
@@ -71,7 +71,7 @@ const HF: WeightNames = WeightNames {
         gate: "mlp.experts.{}.gate_proj",
         up: "mlp.experts.{}.up_proj",
         down: "mlp.experts.{}.down_proj",
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "mlp.experts.gate_up_proj",
             down: "mlp.experts.down_proj",
             transposed: false,
@@ -86,9 +86,9 @@ const HF: WeightNames = WeightNames {
         },
         norms: None,
     },
-    joined: JoinedNames {
+    joined: FusedNames {
         conv_in: Some("conv.in_proj"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     norm_offset: 0.0,
     transposed: false,
@@ -113,7 +113,7 @@ pub(super) static GRANITE_MOE_NAMES: WeightNames = GRANITE_MOE;
 const GRANITE_MOE: WeightNames = WeightNames {
     router: "block_sparse_moe.router.layer",
     experts: ExpertNames {
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "block_sparse_moe.input_linear.weight",
             down: "block_sparse_moe.output_linear.weight",
             transposed: false,
@@ -143,11 +143,11 @@ pub(super) static GRANITE_HYBRID_NAMES: WeightNames = WeightNames {
         },
         ..GRANITE_MOE.experts
     },
-    joined: JoinedNames {
+    joined: FusedNames {
         linear_in: Some("mamba.in_proj"),
         gate_up: Some("shared_mlp.input_linear"),
         shared_gate_up: Some("shared_mlp.input_linear"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     ..GRANITE_MOE
 };
@@ -156,7 +156,7 @@ pub(super) static GRANITE_HYBRID_NAMES: WeightNames = WeightNames {
 pub(super) static GPT_OSS_NAMES: WeightNames = WeightNames {
     router: "mlp.router",
     experts: ExpertNames {
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "mlp.experts.gate_up_proj",
             down: "mlp.experts.down_proj",
             transposed: true,
@@ -179,7 +179,7 @@ const LLAMA4: WeightNames = WeightNames {
         gate: "feed_forward.experts.{}.gate_proj",
         up: "feed_forward.experts.{}.up_proj",
         down: "feed_forward.experts.{}.down_proj",
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "feed_forward.experts.gate_up_proj",
             down: "feed_forward.experts.down_proj",
             transposed: true,
@@ -225,11 +225,11 @@ const QWEN2_MOE: WeightNames = WeightNames {
 pub(super) static QWEN3_NEXT_NAMES: WeightNames = QWEN3_NEXT;
 
 const QWEN3_NEXT: WeightNames = WeightNames {
-    joined: JoinedNames {
+    joined: FusedNames {
         query_gate: Some("self_attn.q_proj"),
         linear_qkv: Some("linear_attn.in_proj_qkv"),
         linear_heads: Some(("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     norm_offset: 1.0,
     ..QWEN2_MOE
@@ -294,7 +294,7 @@ pub(super) static GEMMA4_NAMES: WeightNames = GEMMA4;
 const GEMMA4: WeightNames = WeightNames {
     router: "router.proj",
     experts: ExpertNames {
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "experts.gate_up_proj",
             down: "experts.down_proj",
             transposed: false,
@@ -334,10 +334,10 @@ pub(super) static GEMMA4_NESTED_NAMES: WeightNames = WeightNames {
 
 /// Hugging Face names of Phi 3.
 pub(super) static PHI3_NAMES: WeightNames = WeightNames {
-    joined: JoinedNames {
+    joined: FusedNames {
         qkv: Some("self_attn.qkv_proj"),
         gate_up: Some("mlp.gate_up_proj"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     ..HF
 };
@@ -346,9 +346,9 @@ pub(super) static PHI3_NAMES: WeightNames = WeightNames {
 pub(super) static GLM4_NAMES: WeightNames = WeightNames {
     post_attn_norm: Some("post_self_attn_layernorm"),
     post_ffn_norm: Some("post_mlp_layernorm"),
-    joined: JoinedNames {
+    joined: FusedNames {
         gate_up: Some("mlp.gate_up_proj"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     ..HF
 };
@@ -384,9 +384,9 @@ const GPT2: WeightNames = WeightNames {
     ffn_norm: "ln_2",
     up: "mlp.c_fc",
     down: "mlp.c_proj",
-    joined: JoinedNames {
+    joined: FusedNames {
         qkv: Some("attn.c_attn"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     transposed: true,
     ..HF
@@ -410,9 +410,9 @@ pub(super) static FALCON_NAMES: WeightNames = WeightNames {
     attn_out: "self_attention.dense",
     up: "mlp.dense_h_to_4h",
     down: "mlp.dense_4h_to_h",
-    joined: JoinedNames {
+    joined: FusedNames {
         qkv_heads: Some("self_attention.query_key_value"),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     ..HF
 };
@@ -505,13 +505,13 @@ const GGUF: WeightNames = WeightNames {
         },
         norms: None,
     },
-    joined: JoinedNames {
+    joined: FusedNames {
         qkv: Some("attn_qkv"),
         conv_in: Some("shortconv.in_proj"),
         linear_qkv: Some("attn_qkv"),
         linear_in: Some("ssm_in"),
         linear_heads: Some(("ssm_in", "ssm_ba")),
-        ..JoinedNames::NONE
+        ..FusedNames::NONE
     },
     norm_offset: 0.0,
     transposed: false,
@@ -519,7 +519,7 @@ const GGUF: WeightNames = WeightNames {
 
 /// Names in GGUF files of decoders whose gate and up are one tensor.
 pub(super) static GGUF_GATE_UP_NAMES: WeightNames = WeightNames {
-    joined: JoinedNames {
+    joined: FusedNames {
         gate_up: Some("ffn_up"),
         ..GGUF.joined
     },
@@ -537,7 +537,7 @@ pub(super) static GGUF_POST_NORM_NAMES: WeightNames = WeightNames {
 pub(super) static GGUF_QWEN3_NEXT_NAMES: WeightNames = WeightNames {
     post_attn_norm: None,
     ffn_norm: "post_attention_norm",
-    joined: JoinedNames {
+    joined: FusedNames {
         query_gate: Some("attn_q"),
         ..GGUF.joined
     },
@@ -548,7 +548,7 @@ pub(super) static GGUF_QWEN3_NEXT_NAMES: WeightNames = WeightNames {
 /// Names in GGUF files of Gemma 4.
 pub(super) static GGUF_GEMMA4_NAMES: WeightNames = WeightNames {
     experts: ExpertNames {
-        joined: Some(JoinedExperts {
+        joined: Some(FusedExperts {
             gate_up: "ffn_gate_up_exps.weight",
             down: "ffn_down_exps.weight",
             transposed: false,

@@ -6,7 +6,7 @@
 //! sent: rank 0 alone chooses, and on the others a row that is sampled there takes the most likely token, which costs
 //! nothing and is not looked at.
 
-use crate::batch::{BlockTables, HiddenTap, StateStart, StepBatch, TapPoint};
+use crate::batch::{BlockTables, HiddenTap, StateInit, StepBatch, TapPoint};
 use crate::images::ImageRows;
 use crate::readback::Readback;
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
@@ -62,7 +62,7 @@ pub(super) fn write_step(
         to.list(starts)?;
     }
     to.each(batch.state_slots.iter().map(|slot| [slot.0]))?;
-    to.each(batch.state_starts.iter().map(|start| {
+    to.each(batch.state_inits.iter().map(|start| {
         let [some, from] = option(start.from.map(|slot| slot.0));
         [start.slot.0, some, from]
     }))?;
@@ -167,7 +167,7 @@ fn read_step(
     let slots = from.list()?.iter().copied();
     batch.state_slots.extend(slots.map(StateSlot));
     for &[slot, some, other] in from.each()? {
-        batch.state_starts.push(StateStart {
+        batch.state_inits.push(StateInit {
             slot: StateSlot(slot),
             from: read_option(some, other)?.map(StateSlot),
         });
@@ -368,7 +368,7 @@ mod tests {
         batch.add_image(&image).unwrap();
         batch.tap_rows(0, &[TapPoint::FinalNorm]);
         batch.hidden_rows.push(1);
-        batch.state_starts.push(StateStart {
+        batch.state_inits.push(StateInit {
             slot: StateSlot(5),
             from: Some(StateSlot(6)),
         });
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn steps_that_groups_do_not_run_are_refused() {
         let mut batch = batch();
-        batch.choose_last(0);
+        batch.set_last_pending(0);
         let refused = write_step(&batch, &[], &mut vec![]);
         assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
     }

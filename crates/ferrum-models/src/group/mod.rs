@@ -17,8 +17,8 @@ use crate::spec::DecoderSpec;
 use crate::weights::WeightForm;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
-    BackendKvDtype, GroupCall, GroupRank, KvDtypeKind, KvFp16, LlmBackend, LocalGroup,
-    PagedKvShape, RowOrder, Span,
+    BackendKvDtype, BatchInvariance, GroupCall, GroupHandle, KvDtypeKind, KvFp16, LlmBackend,
+    LocalGroup, PagedKvShape, Span,
 };
 use ferrum_types::{AdapterId, Dtype, Error, Result};
 use message::Message;
@@ -40,7 +40,7 @@ pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     first: ModelRunner<B, K>,
     /// The other ranks, where they are threads that this group has started.
     threads: Threads,
-    end: GroupRank,
+    end: GroupHandle,
     /// What is told next.
     words: Vec<u32>,
     /// Whether a message was sent whose part of the work rank 0 has not done.
@@ -126,7 +126,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     ///
     /// # Errors
     /// Those of [`join`](ferrum_kernels::BackendCollective::join); `InvalidArgument` for another rank's end.
-    pub fn lead(spec: DecoderSpec, mut first: ModelRunner<B, K>, end: GroupRank) -> Result<Self> {
+    pub fn lead(spec: DecoderSpec, mut first: ModelRunner<B, K>, end: GroupHandle) -> Result<Self> {
         if end.rank() != LEADER {
             let reason = format!("rank {} cannot lead, expected rank {LEADER}", end.rank());
             return Err(Error::invalid(OP, reason));
@@ -177,10 +177,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         self.first.samples()
     }
 
-    /// [`ModelRunner::row_order`]: where a device promises equal bits, sums over ranks are made element by element, and change nothing
+    /// [`ModelRunner::batch_invariance`]: where a device promises equal bits, sums over ranks are made element by element, and change nothing
     /// of it.
-    pub fn row_order(&self) -> RowOrder {
-        self.first.row_order()
+    pub fn batch_invariance(&self) -> BatchInvariance {
+        self.first.batch_invariance()
     }
 
     /// [`ModelRunner::take_spans`] of rank 0.
@@ -307,7 +307,7 @@ where
     K: KvDtypeKind,
     W: WeightForm<B>,
 {
-    let cut = model.cut(rank, ranks)?;
+    let cut = model.shard(rank, ranks)?;
     let weights = load_rank_weights::<B, W>(device, model, &cut, progress)?;
     ModelRunner::new(device, cut.rank_spec(), weights, config)
 }
@@ -318,7 +318,7 @@ where
 /// What a step says, which ends the group; that the group has ended.
 pub fn follow<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     mut runner: ModelRunner<B, K>,
-    end: &GroupRank,
+    end: &GroupHandle,
 ) -> Result<()> {
     let joined = B::join(runner.context_mut(), Arc::clone(end));
     let followed = joined.and_then(|()| follow_steps(&mut runner, end));
@@ -327,7 +327,7 @@ pub fn follow<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 
 fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
-    end: &GroupRank,
+    end: &GroupHandle,
 ) -> Result<()> {
     let (mut words, mut batch) = (Vec::new(), StepBatch::default());
     let (mut wanted, mut output) = (Vec::new(), StepOutput::default());
@@ -352,7 +352,7 @@ fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 
 /// Tells all ranks how loading an adapter went on this one. Where it failed anywhere, none keeps it.
 fn agree_on_adapter<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    end: &GroupRank,
+    end: &GroupHandle,
     runner: &mut ModelRunner<B, K>,
     id: AdapterId,
     own: Result<()>,
@@ -394,7 +394,7 @@ const MESSAGE: GroupCall = GroupCall {
     detail: LEADER,
 };
 
-fn send(end: &GroupRank, words: &[u32]) -> Result<()> {
+fn send(end: &GroupHandle, words: &[u32]) -> Result<()> {
     end.post(MESSAGE, size_of_val(words), &mut |bytes| {
         bytes.copy_from_slice(bytemuck::cast_slice(words));
         Ok(())
@@ -402,7 +402,7 @@ fn send(end: &GroupRank, words: &[u32]) -> Result<()> {
     end.gather(&mut |_| Ok(()))
 }
 
-fn receive(end: &GroupRank, words: &mut Vec<u32>) -> Result<()> {
+fn receive(end: &GroupHandle, words: &mut Vec<u32>) -> Result<()> {
     end.post(MESSAGE, 0, &mut |_| Ok(()))?;
     end.gather(&mut |ranks| {
         let sent = bytemuck::try_cast_slice(ranks[LEADER]);
@@ -414,7 +414,7 @@ fn receive(end: &GroupRank, words: &mut Vec<u32>) -> Result<()> {
 }
 
 /// Ends the group when a rank's part of the work is an error.
-fn or_abort<T>(end: &GroupRank, result: Result<T>) -> Result<T> {
+fn or_abort<T>(end: &GroupHandle, result: Result<T>) -> Result<T> {
     if let Err(error) = &result {
         end.abort(&error.to_string());
     }
@@ -449,7 +449,7 @@ mod tests {
     }
 
     /// Rank 0 of a group, whose other ranks do what `work` says.
-    fn led(ranks: usize, work: fn(Runner, &GroupRank)) -> Group {
+    fn led(ranks: usize, work: fn(Runner, &GroupHandle)) -> Group {
         let model = model();
         let mut ends = LocalGroup::ranks(ranks).into_iter();
         let first = runner(&model, 0, ranks);

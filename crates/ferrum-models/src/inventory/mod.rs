@@ -5,17 +5,17 @@
 //! alone; what files call a tensor is asked of their [`WeightNames`](crate::WeightNames). This module
 //! reads no file and knows no device.
 
-mod cut;
 mod list;
 mod names;
+mod shard;
 mod stage;
 
-pub use cut::{CutAxis, CutBorders, CutUnit, RankCut, TensorSlice};
 pub(crate) use names::of_expert;
 pub use names::{
-    ExpertNames, ExpertNormNames, JoinedExperts, JoinedNames, LinearAttentionNames, MlaNames,
+    ExpertNames, ExpertNormNames, FusedExperts, FusedNames, LinearAttentionNames, MlaNames,
     PerLayerNames, RowRuns, SharedNames, StackLayout, TensorLocation, WeightNames,
 };
+pub use shard::{RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorSlice};
 pub use stage::Stage;
 
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, RopeScaling};

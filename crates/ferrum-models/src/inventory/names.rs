@@ -72,7 +72,7 @@ pub struct WeightNames {
     /// The experts.
     pub experts: ExpertNames,
     /// Maps that some files hold joined.
-    pub joined: JoinedNames,
+    pub joined: FusedNames,
     /// What a norm's weight is more than the number in the file.
     pub norm_offset: f32,
     /// Whether matrices of layers are stored with a row for each input.
@@ -81,7 +81,7 @@ pub struct WeightNames {
 
 /// Names of maps that are one below the other in one tensor, in files that hold them so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JoinedNames {
+pub struct FusedNames {
     /// Query, key and value.
     pub qkv: Option<&'static str>,
     /// Query, key and value, by key heads.
@@ -102,7 +102,7 @@ pub struct JoinedNames {
     pub shared_gate_up: Option<&'static str>,
 }
 
-impl JoinedNames {
+impl FusedNames {
     /// None.
     pub const NONE: Self = Self {
         qkv: None,
@@ -224,7 +224,7 @@ pub struct MlaNames {
 
 /// Stacks of experts that join gate and up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JoinedExperts {
+pub struct FusedExperts {
     /// The whole name of gate above up, `[experts, 2 · intermediate, hidden]`.
     pub gate_up: &'static str,
     /// The whole name of `[experts, hidden, intermediate]`.
@@ -288,7 +288,7 @@ pub struct ExpertNames {
     /// Down projection.
     pub down: &'static str,
     /// What some files have instead.
-    pub joined: Option<JoinedExperts>,
+    pub joined: Option<FusedExperts>,
     /// What is added to the scores of experts, a whole name.
     pub correction: &'static str,
     /// The expert of all tokens.
@@ -306,7 +306,7 @@ pub enum TensorLocation {
     /// and has `{}` for the expert's number.
     PerExpert(String),
     /// In a tensor that has the matrices of a stack, or its biases, in another order.
-    Gathered {
+    Reordered {
         /// The whole name.
         name: String,
         /// The order.
@@ -462,11 +462,11 @@ impl WeightNames {
         let whole = |stem: &str| format!("{}.{stem}", of_expert(self.layer, layer));
         match tensor.id.role {
             TensorRole::ExpertGate | TensorRole::ExpertUp | TensorRole::ExpertDown => {
-                self.joined_experts(tensor, whole).into_iter().collect()
+                self.fused_experts(tensor, whole).into_iter().collect()
             }
             TensorRole::KeyUp | TensorRole::ValueUp => {
                 let (is_key, dims) = (tensor.id.role == TensorRole::KeyUp, tensor.shape.dims());
-                vec![TensorLocation::Gathered {
+                vec![TensorLocation::Reordered {
                     name: whole(&format!("{}.{suffix}", self.mla.up)),
                     layout: StackLayout {
                         height: part.of,
@@ -479,7 +479,7 @@ impl WeightNames {
                 }]
             }
             _ => {
-                let places = self.joined_rows(tensor).into_iter();
+                let places = self.fused_rows(tensor).into_iter();
                 let place = |(stem, runs, height): (&str, RowRuns, usize)| {
                     let name = whole(&format!("{stem}.{suffix}"));
                     match runs {
@@ -499,10 +499,7 @@ impl WeightNames {
     }
 
     /// The modules of a layer that have the rows of a map among others, with these rows and how many there are.
-    pub(crate) fn joined_rows(
-        &self,
-        tensor: &DecoderTensor,
-    ) -> Vec<(&'static str, RowRuns, usize)> {
+    pub(crate) fn fused_rows(&self, tensor: &DecoderTensor) -> Vec<(&'static str, RowRuns, usize)> {
         let (joined, rows) = (&self.joined, tensor.shape.dims()[0]);
         let together = RowRuns::one(tensor.product.first, rows);
         let together = |stem: Option<&'static str>| Some((stem?, together, tensor.product.of));
@@ -556,7 +553,7 @@ impl WeightNames {
     }
 
     /// The place of experts' matrices, or their biases, where gate and up are joined.
-    fn joined_experts(
+    fn fused_experts(
         &self,
         tensor: &DecoderTensor,
         whole: impl Fn(&str) -> String,
@@ -577,7 +574,7 @@ impl WeightNames {
             false => (place * n, 1),
         };
         let Some(k) = inputs else {
-            return Some(TensorLocation::Gathered {
+            return Some(TensorLocation::Reordered {
                 name: whole(&format!("{stem}_bias")),
                 layout: StackLayout {
                     height: 1,
@@ -599,7 +596,7 @@ impl WeightNames {
             true => (k, of * n),
             false => (of * n, k),
         };
-        Some(TensorLocation::Gathered {
+        Some(TensorLocation::Reordered {
             name: whole(stem),
             layout: StackLayout {
                 height,
@@ -613,7 +610,7 @@ impl WeightNames {
 
     /// The name that the tensor `name` of this scheme, which joins maps, has in the scheme `other`; `None` for a tensor
     /// that joins none.
-    pub(crate) fn joined_name_in(&self, name: &str, other: &Self) -> Option<String> {
+    pub(crate) fn fused_name_in(&self, name: &str, other: &Self) -> Option<String> {
         let (module, suffix) = name.rsplit_once('.')?;
         let (layer, stem) = self.layer_part(module)?;
         let pairs = [

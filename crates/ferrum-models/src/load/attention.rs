@@ -9,7 +9,7 @@ use crate::layer::{
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, LinearAttentionSpec, MlaSpec, QkNormSpec, ShortConvSpec};
 use crate::weights::WeightForm;
-use ferrum_kernels::{ExpertShape, LlmBackend, QuantPart};
+use ferrum_kernels::{ExpertShape, GgufRows, LlmBackend};
 use ferrum_types::{FloatElement, Result};
 use std::ops::Range;
 
@@ -124,7 +124,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
                 let stack = some_matrices(&stack, shape, held);
                 self.load_stack(&ExpertSource::Stack(stack), part)?
             }
-            (false, ExpertSource::Gathered(stack)) => {
+            (false, ExpertSource::Reordered(stack)) => {
                 let own = stack.gather()?;
                 let stack = some_matrices(&own.part(), shape, held);
                 self.load_stack(&ExpertSource::Stack(stack), part)?
@@ -184,12 +184,8 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
 }
 
 /// Some of a stack's matrices.
-fn some_matrices<'a>(
-    stack: &QuantPart<'a>,
-    shape: ExpertShape,
-    held: Range<usize>,
-) -> QuantPart<'a> {
+fn some_matrices<'a>(stack: &GgufRows<'a>, shape: ExpertShape, held: Range<usize>) -> GgufRows<'a> {
     let each = stack.bytes.len() / shape.experts.max(1);
     let bytes = &stack.bytes[held.start * each..held.end * each];
-    QuantPart::new(bytes, stack.ty, held.len() * shape.n)
+    GgufRows::new(bytes, stack.ty, held.len() * shape.n)
 }

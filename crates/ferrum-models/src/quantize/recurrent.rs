@@ -167,7 +167,7 @@ impl Layer<'_, '_> {
                 TensorLocation::Runs { name, runs, .. } => {
                     (name, rows.clone().map(|row| runs.row(row)).collect())
                 }
-                TensorLocation::PerExpert(_) | TensorLocation::Gathered { .. } => return None,
+                TensorLocation::PerExpert(_) | TensorLocation::Reordered { .. } => return None,
             };
             tensors.get(&name).is_some().then_some((name, rows))
         });

@@ -205,7 +205,7 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
                 false => item,
             }
         };
-        if let Some(name) = model.names.joined_name_in(&info.name, names) {
+        if let Some(name) = model.names.fused_name_in(&info.name, names) {
             items.push(flipped(Item::of_tensor(name, info, 0), true));
             continue;
         }
@@ -411,7 +411,7 @@ fn bias_items(model: &HfModel<'_>) -> Result<Vec<(String, Item)>> {
             continue;
         };
         let place = model.names.locations(&tensor).into_iter().next();
-        let (Some(TensorLocation::Gathered { name, layout }), Some(gguf)) =
+        let (Some(TensorLocation::Reordered { name, layout }), Some(gguf)) =
             (place, model.gguf_names.name(tensor.id))
         else {
             continue;
@@ -434,7 +434,7 @@ fn expert_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             return None;
         };
         let item = expert_item(model, &tensor, shape);
-        match joined_gate_up(model, &tensor) {
+        match fused_gate_up(model, &tensor) {
             None => Some(item),
             // The rows of up follow those of gate in both kinds of file.
             Some(name) if tensor.id.role == TensorRole::ExpertGate => Some(item.map(|item| Item {
@@ -449,7 +449,7 @@ fn expert_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
 }
 
 /// The tensor of the new file that a stack is joined to another in, where the folder joins them as well.
-fn joined_gate_up(model: &HfModel<'_>, tensor: &DecoderTensor) -> Option<String> {
+fn fused_gate_up(model: &HfModel<'_>, tensor: &DecoderTensor) -> Option<String> {
     let TensorId { layer, role, .. } = tensor.id;
     let is_part = matches!(role, TensorRole::ExpertGate | TensorRole::ExpertUp);
     let (layer, joined) = (layer?, model.gguf_names.experts.joined.filter(|_| is_part)?);
@@ -471,7 +471,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
         TensorLocation::Rows { name, .. }
         | TensorLocation::Runs { name, .. }
         | TensorLocation::Whole(name)
-        | TensorLocation::Gathered { name, .. } => tensors.get(name).is_some(),
+        | TensorLocation::Reordered { name, .. } => tensors.get(name).is_some(),
         TensorLocation::PerExpert(_) => true,
     });
     let name = model.gguf_names.name(tensor.id);
@@ -493,7 +493,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
             name: name.clone(),
             first: expert * n,
         },
-        TensorLocation::Gathered { name, layout } => Part {
+        TensorLocation::Reordered { name, layout } => Part {
             name: name.clone(),
             first: match layout.transposed {
                 true => expert * layout.height,
@@ -505,7 +505,7 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
         }
     };
     let columns = match &place {
-        TensorLocation::Gathered { layout, .. } if layout.transposed => Some(Columns {
+        TensorLocation::Reordered { layout, .. } if layout.transposed => Some(Columns {
             width: layout.width,
             first: layout.first,
             step: layout.step,
@@ -516,10 +516,10 @@ fn expert_item(model: &HfModel<'_>, tensor: &DecoderTensor, shape: ExpertShape) 
         TensorLocation::Rows { height, .. } => vec![experts, *height, k],
         TensorLocation::Whole(_) | TensorLocation::Runs { .. } => vec![experts, n, k],
         // One matrix of all heads.
-        TensorLocation::Gathered { name, layout } if name.ends_with(".weight") => {
+        TensorLocation::Reordered { name, layout } if name.ends_with(".weight") => {
             vec![experts * layout.height, layout.width]
         }
-        TensorLocation::Gathered { layout, .. } => vec![experts, layout.height, layout.width],
+        TensorLocation::Reordered { layout, .. } => vec![experts, layout.height, layout.width],
         TensorLocation::PerExpert(_) => vec![n, k],
     };
     let parts: Vec<_> = (0..experts).map(part).collect();

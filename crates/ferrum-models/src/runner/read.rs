@@ -10,9 +10,9 @@ use crate::batch::StepBatch;
 use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    BackendKvDtype, DeviceBuffer, DeviceSampling, HostBuffer, KvDtypeKind, LlmBackend, Logits,
-    Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowOrder, RowSampling, RowShape, SampleBatch,
-    SampleShape, Sampled,
+    BackendKvDtype, BatchInvariance, DeviceBuffer, DeviceSampling, HostBuffer, KvDtypeKind,
+    LlmBackend, Logits, Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowSampling, RowShape,
+    SampleBatch, SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
 
@@ -179,8 +179,8 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 
     /// What the bits of a row depend on.
-    pub fn row_order(&self) -> RowOrder {
-        B::device(&self.stage.ctx).row_order()
+    pub fn batch_invariance(&self) -> BatchInvariance {
+        B::device(&self.stage.ctx).batch_invariance()
     }
 
     /// Packs how tokens are chosen, as far as the device reads it.

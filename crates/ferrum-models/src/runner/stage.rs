@@ -215,7 +215,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         }
         self.copy_states(
             batch
-                .state_starts
+                .state_inits
                 .iter()
                 .map(|start| (start.from, start.slot)),
         )?;

@@ -1,6 +1,6 @@
 //! [`DecoderWeights`]: what a runner computes with.
 
-use crate::inventory::{RankCut, Stage};
+use crate::inventory::{RankShard, Stage};
 use crate::layer::{DraftInput, LayerWeights, Norm, PerLayerTables};
 use crate::linear::{Embedding, LogitLinear};
 use ferrum_kernels::LlmBackend;
@@ -25,7 +25,7 @@ pub(crate) struct BodyWeights<B: LlmBackend> {
     pub(crate) draft: Option<DraftInput<B>>,
     pub(crate) layers: Vec<LayerWeights<B>>,
     /// What of each tensor they are.
-    pub(crate) cut: RankCut,
+    pub(crate) cut: RankShard,
     /// Of which layers they are.
     pub(crate) stage: Stage,
 }

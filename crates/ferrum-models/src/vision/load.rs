@@ -5,7 +5,7 @@ use crate::clip::{layers, map, stem};
 use crate::linear::{Embedding, Linear};
 use crate::load::LoadProgress;
 use crate::named::{LayerNorm, NamedLoader, WeightDtype};
-use crate::stack::StackLayer;
+use crate::pre_norm::PreNormLayer;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
 use ferrum_types::Result;
@@ -15,7 +15,7 @@ pub struct VisionWeights<B: LlmBackend> {
     /// The convolution over patches, as a product.
     pub(super) stem: Box<dyn Linear<B>>,
     pub(super) positions: Box<dyn Embedding<B>>,
-    pub(super) layers: Vec<StackLayer<B>>,
+    pub(super) layers: Vec<PreNormLayer<B>>,
     pub(super) norm: LayerNorm<B>,
     /// `[tower's hidden]`: of the norm before the projection, which files hold less 1.
     pub(super) projection_norm: B::Buffer<f32>,

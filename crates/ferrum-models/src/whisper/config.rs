@@ -3,8 +3,8 @@
 use crate::families::hint_of_supported;
 use crate::named::WeightDtype;
 use crate::named::folder;
+use crate::pre_norm::PreNormSpec;
 use crate::spec::Activation;
-use crate::stack::StackSpec;
 use ferrum_formats::{HfConfig, ModelSource};
 use ferrum_types::{Error, Result, TokenId};
 
@@ -20,9 +20,9 @@ pub struct WhisperSpec {
     /// Most tokens of a window's text, with those that begin it.
     pub tokens: usize,
     /// The layers that read.
-    pub encoder: StackSpec,
+    pub encoder: PreNormSpec,
     /// The layers that write.
-    pub decoder: StackSpec,
+    pub decoder: PreNormSpec,
     /// The token that begins a text.
     pub start: TokenId,
 }
@@ -95,8 +95,8 @@ fn spec(config: &HfConfig) -> Result<WhisperSpec> {
         }
     };
     let hidden = config.require_usize("d_model")?;
-    let stack = |part: &str, causal: bool| -> Result<StackSpec> {
-        Ok(StackSpec {
+    let stack = |part: &str, causal: bool| -> Result<PreNormSpec> {
+        Ok(PreNormSpec {
             hidden,
             layers: config.require_usize(&format!("{part}_layers"))?,
             heads: config.require_usize(&format!("{part}_attention_heads"))?,

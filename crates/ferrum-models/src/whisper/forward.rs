@@ -3,7 +3,7 @@
 use super::config::WhisperSpec;
 use crate::linear::{Embedding, Linear, LogitLinear};
 use crate::named::LayerNorm;
-use crate::stack::{StackLayer, StackScratch, batch, upload};
+use crate::pre_norm::{PreNormLayer, PreNormScratch, batch, upload};
 use ferrum_kernels::{
     Act, BackendKvDtype, DeviceBatch, GemmShape, KvF32, KvLayer, LlmBackend, Logits, MatShape,
     Residual, RowShape,
@@ -60,13 +60,13 @@ pub struct WhisperWeights<B: LlmBackend> {
     pub(super) conv1: Conv<B>,
     pub(super) conv2: Conv<B>,
     pub(super) encoder_positions: Box<dyn Embedding<B>>,
-    pub(super) encoder: Vec<StackLayer<B>>,
+    pub(super) encoder: Vec<PreNormLayer<B>>,
     pub(super) encoder_norm: LayerNorm<B>,
     pub(super) words: Box<dyn Embedding<B>>,
     /// The same table as output projection.
     pub(super) head: Box<dyn LogitLinear<B>>,
     pub(super) decoder_positions: Box<dyn Embedding<B>>,
-    pub(super) decoder: Vec<(StackLayer<B>, CrossLayer<B>)>,
+    pub(super) decoder: Vec<(PreNormLayer<B>, CrossLayer<B>)>,
     pub(super) decoder_norm: LayerNorm<B>,
 }
 
@@ -85,7 +85,7 @@ struct Encoding<B: LlmBackend> {
     /// `[positions]`: 0, 1, 2, …
     positions: B::Buffer<i32>,
     x: Residual<B>,
-    scratch: StackScratch<B>,
+    scratch: PreNormScratch<B>,
     kv: KvLayer<B, KvF32>,
     batch: DeviceBatch<B>,
 }
@@ -95,7 +95,7 @@ struct Decoding<B: LlmBackend> {
     x: Residual<B>,
     embedded: Residual<B>,
     positions: B::Buffer<i32>,
-    scratch: StackScratch<B>,
+    scratch: PreNormScratch<B>,
     /// For each layer the keys and values of the text.
     own: Vec<KvLayer<B, KvF32>>,
     /// For each layer those of the encoder's states.
@@ -155,7 +155,7 @@ impl<B: LlmBackend> Encoding<B> {
             gathered: device.alloc(states * 3 * hidden)?,
             positions: device.from_slice(&positions)?,
             x: device.alloc(states * hidden)?,
-            scratch: StackScratch::new(device, stack, states)?,
+            scratch: PreNormScratch::new(device, stack, states)?,
             kv: stack.pool(device, states, 1)?,
             batch,
         })
@@ -260,7 +260,7 @@ impl<B: LlmBackend> Decoding<B> {
             x: device.alloc(tokens * stack.hidden)?,
             embedded: device.alloc(tokens * stack.hidden)?,
             positions: device.alloc(tokens)?,
-            scratch: StackScratch::new(device, stack, tokens)?,
+            scratch: PreNormScratch::new(device, stack, tokens)?,
             own: pools(tokens)?,
             cross: pools(spec.positions)?,
             batch: batch(device, tokens, 1, tokens)?,

@@ -5,13 +5,13 @@ use super::forward::{Conv, CrossLayer, WhisperWeights};
 use crate::linear::MatrixLinear;
 use crate::load::LoadProgress;
 use crate::named::{Bias, NamedLoader};
-use crate::stack::{StackLayer, StackNames};
+use crate::pre_norm::{PreNormLayer, PreNormNames};
 use crate::weights::WeightForm;
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
 
-const NAMES: StackNames = StackNames {
+const NAMES: PreNormNames = PreNormNames {
     attention_norm: "self_attn_layer_norm",
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     out: "self_attn.out_proj",
@@ -38,12 +38,12 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
         loader.maps(&[name], [rows, hidden], Bias::None)
     };
     let encoder = (0..spec.encoder.layers).map(|i| format!("model.encoder.layers.{i}"));
-    let encoder = encoder.map(|name| StackLayer::load(&mut loader, &spec.encoder, &NAMES, &name));
+    let encoder = encoder.map(|name| PreNormLayer::load(&mut loader, &spec.encoder, &NAMES, &name));
     let encoder = encoder.collect::<Result<_>>()?;
     let decoder = (0..spec.decoder.layers).map(|i| format!("model.decoder.layers.{i}"));
     let decoder = decoder.map(|name| {
         Ok((
-            StackLayer::load(&mut loader, &spec.decoder, &NAMES, &name)?,
+            PreNormLayer::load(&mut loader, &spec.decoder, &NAMES, &name)?,
             cross(&mut loader, hidden, &name)?,
         ))
     });

@@ -10,8 +10,8 @@ use crate::support::{
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
 use ferrum_models::{
-    CutBorders, Expanded, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankCut,
-    RunnerConfig, SeqStep, Stage, StateStart, StepBatch, StepOutput, WeightPolicy, load_weights,
+    Expanded, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankShard, RunnerConfig,
+    SeqStep, ShardBoundaries, Stage, StateInit, StepBatch, StepOutput, WeightPolicy, load_weights,
     memory_plan, rank_memory_plan,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
@@ -249,7 +249,7 @@ fn step<B: LlmBackend + BackendKvDtype<KvF32>>(
 ) -> Vec<f32> {
     let mut batch = StepBatch::default();
     for (from, slot) in starts {
-        batch.state_starts.push(StateStart {
+        batch.state_inits.push(StateInit {
             slot: StateSlot(*slot),
             from: Some(StateSlot(*from)),
         });
@@ -413,9 +413,9 @@ fn states_and_pools_are_planned() {
     assert_eq!(plan.states, 4 * 10 * (2 + 3) * 24);
     let alone = memory_plan::<KvF32>(&Naive::new(&layers()).open(dir.path()), policy, &sizes);
     assert_eq!(alone.states, 0);
-    let half = rank_memory_plan::<KvF32>(&model, policy, &sizes, &model.cut(1, 2).unwrap());
+    let half = rank_memory_plan::<KvF32>(&model, policy, &sizes, &model.shard(1, 2).unwrap());
     assert_eq!(half.states, plan.states / 2);
-    let refused = RankCut::new(&model.spec, &CutBorders::default(), (0, 25)).unwrap_err();
+    let refused = RankShard::new(&model.spec, &ShardBoundaries::default(), (0, 25)).unwrap_err();
     let reason = "layer 0: found a convolution of 24 elements, expected at least 25";
     assert!(refused.contains(reason), "{refused}");
 }

@@ -7,7 +7,7 @@ use crate::support::naive::{Attention, Naive, PLAIN, short_conv};
 use crate::support::{fixtures, open, staged_in};
 use ferrum_conformance::minimal::{Minimal, Uploads};
 use ferrum_kernels::reference::{Mixed, Reference};
-use ferrum_kernels::{KvF32, LlmBackend, RowSampling, TokenChange};
+use ferrum_kernels::{KvF32, LlmBackend, LogitAdjustment, RowSampling};
 use ferrum_models::{
     CacheGroup, Expanded, GraphCounts, KvLayout, LogitRows, Model, ModelRunner, Readback,
     RowOutput, RunnerConfig, SeqStep, StepBatch, StepOutput, load_weights,
@@ -92,7 +92,7 @@ fn batch_of(
                     logprobs: (seq % 2 == 0).then_some(2),
                     ..RowSampling::default()
                 };
-                let change = TokenChange::none(token).once_more();
+                let change = LogitAdjustment::none(token).once_more();
                 let mask = [0x7fff_fff7; 512];
                 let mask = match want {
                     Want::Masked => Some(&mask[..]),
@@ -470,7 +470,7 @@ fn replayed_steps_overlap() {
                 let token = token as u32;
                 batch
                     .choices
-                    .push(ferrum_models::ChosenToken { token, row });
+                    .push(ferrum_models::PendingToken { token, row });
             }
         }
         let ticket = pair.captured.submit(&batch, &wanted).unwrap();

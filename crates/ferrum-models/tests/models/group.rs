@@ -220,7 +220,7 @@ fn a_rank_holds_its_share_of_the_weights() {
         let model = open(&fixtures().join(name));
         let bytes = |ranks: usize| -> Vec<f64> {
             let plan = |rank| {
-                let cut = model.cut(rank, ranks).unwrap();
+                let cut = model.shard(rank, ranks).unwrap();
                 rank_memory_plan::<KvF32>(&model, policy, &sizes, &cut)
             };
             (0..ranks).map(|rank| plan(rank).weights as f64).collect()
@@ -258,7 +258,7 @@ fn a_batch_that_does_not_fit_leaves_the_group_alone() {
 fn a_rank_outside_its_group_is_refused() {
     let model = open(&fixtures().join("qwen2"));
     let device = ReferenceBackend::open(0).unwrap();
-    let cut = model.cut(1, 2).unwrap();
+    let cut = model.shard(1, 2).unwrap();
     let weights = load_rank_weights::<_, Expanded>(&device, &model, &cut, &mut |_, _| ()).unwrap();
     let mut runner: ModelRunner<_, KvF32> =
         ModelRunner::new(&device, cut.rank_spec(), weights, config(LAYOUT)).unwrap();
@@ -284,7 +284,7 @@ fn slices_that_are_expanded_are_named() {
     let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
     let expanded = |name: &str, ranks| {
         let model = open(&fixtures().join(name));
-        let cut = model.cut(0, ranks).unwrap();
+        let cut = model.shard(0, ranks).unwrap();
         let ids = model.expanded_slices(policy, &cut);
         ids.iter().map(ToString::to_string).collect::<Vec<_>>()
     };

@@ -5,8 +5,8 @@ use crate::support::{fixture_dirs, fixtures, open, vision};
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LinearAttentionRule;
 use ferrum_models::{
-    AttentionSpec, CutAxis, CutBorders, CutUnit, DecoderSpec, DecoderTensor, Family,
-    FeedForwardSpec, LinearAttentionSpec, Model, RankCut, TensorId, TensorLocation, TensorPart,
+    AttentionSpec, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, LinearAttentionSpec, Model,
+    RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorId, TensorLocation, TensorPart,
     TensorRole, TensorShape, WeightNames, families::FAMILIES,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
         TensorLocation::Rows { name, .. } | TensorLocation::Runs { name, .. } => {
             tensors.get(name).is_some()
         }
-        TensorLocation::Gathered { name, .. } => {
+        TensorLocation::Reordered { name, .. } => {
             let blocks = format!("{name}_blocks");
             [name, &blocks]
                 .iter()
@@ -109,7 +109,7 @@ fn expected(model: &Model, tensor: &DecoderTensor, all: &mut Shapes) {
             dims[0] = *height;
             all.insert(name.clone(), dims);
         }
-        Some(TensorLocation::Gathered { name, layout }) => {
+        Some(TensorLocation::Reordered { name, layout }) => {
             let (experts, width) = (dims[0], layout.width);
             let blocks = format!("{name}_blocks");
             if tensors.get(&blocks).is_some() {
@@ -308,8 +308,8 @@ fn what_adapters_name_are_the_linear_maps_outside_experts() {
 /// Every role of the fixtures' tensors, and how their weights and biases are cut.
 #[test]
 fn every_role_has_its_cut() {
-    use CutAxis::{Columns, Matrices, Replicated, Rows, Vocabulary};
-    let table: [(&[TensorRole], CutAxis, CutAxis); 5] = [
+    use ShardAxis::{Columns, Matrices, Replicated, Rows, Vocabulary};
+    let table: [(&[TensorRole], ShardAxis, ShardAxis); 5] = [
         (
             &[
                 TensorRole::Query,
@@ -406,7 +406,7 @@ fn every_role_has_its_cut() {
     for dir in fixture_dirs() {
         let model = open(&dir);
         for tensor in model.spec.tensors() {
-            let (id, cut) = (tensor.id, tensor.cut());
+            let (id, cut) = (tensor.id, tensor.shard_axis());
             let expected = match id.role {
                 // Cut where there is one for all heads.
                 TensorRole::QueryNorm | TensorRole::KeyNorm => {
@@ -425,7 +425,7 @@ fn every_role_has_its_cut() {
                 }
             };
             assert_eq!(cut, expected, "{}: {id}", dir.display());
-            assert_eq!(tensor.cut_unit().is_none(), cut == Replicated, "{id}");
+            assert_eq!(tensor.shard_unit().is_none(), cut == Replicated, "{id}");
             seen.insert((id.role, cut == Replicated));
         }
     }
@@ -446,7 +446,7 @@ fn every_role_has_its_cut() {
 }
 
 /// How often each element of a tensor is held by some rank.
-fn held(tensor: &DecoderTensor, cuts: &[RankCut]) -> Vec<usize> {
+fn held(tensor: &DecoderTensor, cuts: &[RankShard]) -> Vec<usize> {
     let dims = tensor.shape.dims();
     let mut held = vec![0; dims.iter().product()];
     for cut in cuts {
@@ -467,19 +467,19 @@ fn slices_make_the_whole() {
     for dir in fixture_dirs() {
         let model = open(&dir);
         for ranks in [1, 2, 3] {
-            let cuts: Vec<_> = (0..ranks).map(|r| model.cut(r, ranks).unwrap()).collect();
-            let specs: Vec<_> = cuts.iter().map(RankCut::rank_spec).collect();
+            let cuts: Vec<_> = (0..ranks).map(|r| model.shard(r, ranks).unwrap()).collect();
+            let specs: Vec<_> = cuts.iter().map(RankShard::rank_spec).collect();
             for spec in &specs {
                 assert_eq!(spec.validate(), Ok(()), "{}", dir.display());
                 assert_eq!(ranks == 1, *spec == model.spec);
             }
             for tensor in model.spec.tensors() {
-                let axis = tensor.cut();
+                let axis = tensor.shard_axis();
                 let held = held(&tensor, &cuts);
-                let fits = match (axis, tensor.cut_unit()) {
-                    (CutAxis::Replicated, _) => held.iter().all(|&n| n == ranks),
+                let fits = match (axis, tensor.shard_unit()) {
+                    (ShardAxis::Replicated, _) => held.iter().all(|&n| n == ranks),
                     // Some ranks may hold the same one.
-                    (_, Some(CutUnit::KvHeads)) => held.iter().all(|&n| n >= 1),
+                    (_, Some(ShardUnit::KvHeads)) => held.iter().all(|&n| n >= 1),
                     _ => held.iter().all(|&n| n == 1),
                 };
                 assert!(fits, "{}: {}: {ranks}", dir.display(), tensor.id);
@@ -488,7 +488,7 @@ fn slices_make_the_whole() {
                 for (cut, spec) in cuts.iter().zip(&specs) {
                     let mut dims = tensor.shape.dims();
                     let slice = cut.slice(&tensor);
-                    if axis != CutAxis::Vocabulary {
+                    if axis != ShardAxis::Vocabulary {
                         dims[slice.dim] = slice.range.len();
                     }
                     let own = spec.tensor(tensor.id).unwrap();
@@ -509,7 +509,7 @@ fn heads_are_not_cut() {
     assert_eq!((heads, kv_heads), (6, 2));
     for ranks in 1..=heads {
         for rank in 0..ranks {
-            let cut = model.cut(rank, ranks).unwrap();
+            let cut = model.shard(rank, ranks).unwrap();
             for tensor in [query, key] {
                 let slice = cut.slice(&tensor);
                 assert_eq!(slice.range.start % tensor.unit, 0);
@@ -529,16 +529,17 @@ fn heads_are_not_cut() {
             }
         }
     }
-    let refused = model.cut(0, heads + 1).unwrap_err().to_string();
+    let refused = model.shard(0, heads + 1).unwrap_err().to_string();
     let expected = "layer 0: found 6 query heads over 2 kv heads, expected at least 7 query heads for as many ranks";
     assert!(refused.ends_with(expected), "{refused}");
-    assert!(model.cut(2, 2).is_err());
+    assert!(model.shard(2, 2).is_err());
 }
 
 #[test]
 fn too_small_a_decoder_is_refused_with_its_sizes() {
     let spec = open(&fixtures().join("llama3-tied")).spec;
-    let cut = |spec: &DecoderSpec, ranks| RankCut::new(spec, &CutBorders::default(), (0, ranks));
+    let cut =
+        |spec: &DecoderSpec, ranks| RankShard::new(spec, &ShardBoundaries::default(), (0, ranks));
     let mut narrow = spec.clone();
     if let FeedForwardSpec::GatedMlp(mlp) = &mut narrow.layers[1].feed_forward {
         mlp.intermediate = 2;
@@ -572,7 +573,7 @@ fn widths_are_cut_where_formats_can_be() {
             .tensor(TensorId::in_layer(0, TensorRole::Gate))
             .unwrap();
         for (rank, ranks) in [(0, 2), (1, 2), (0, 3), (2, 3)] {
-            let range = model.cut(rank, ranks).unwrap().slice(&gate).range;
+            let range = model.shard(rank, ranks).unwrap().slice(&gate).range;
             assert_eq!((range.start % border, range.end % border), (0, 0), "{name}");
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! [`encode_row`] is what files are made with: it searches for the scales that keep the weighted
 //! error small ([`search`]), for the K types, IQ4 and those of the simple types that gain by it. A
-//! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers weigh.
+//! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers accumulate_values.
 
 mod lanes;
 mod levels;
@@ -17,7 +17,7 @@ mod search;
 
 use crate::block::encode_all;
 use crate::error::{QuantError, Result};
-use crate::integers::{CodeValues, Integers, SUB as SUB_OF_PARTS, code_values};
+use crate::unpack::{CodeValues, SUB as SUB_OF_PARTS, UnpackedBlock, code_values};
 use crate::{fp4, k_quants, ternary};
 use ferrum_types::GgufQuantType;
 use half::slice::HalfFloatSliceExt;
@@ -173,7 +173,7 @@ impl FromStr for Search {
 /// Encodes one row of a matrix as `ty` into `out`, which has `ty.bytes_for(row.len())` bytes.
 ///
 /// `importance` has a weight for each column of the matrix: the mean square of the activations that
-/// it is multiplied with. Without it, larger numbers weigh a little more.
+/// it is multiplied with. Without it, larger numbers accumulate_values a little more.
 ///
 /// Never panics; blocks with NaN or infinities encode to unspecified numbers, except in the float
 /// types, which keep them.
@@ -349,7 +349,7 @@ impl Job<'_> {
         let per_mean = self
             .importance
             .map_or(1.0, |all| all.len() as f32 / sum(all));
-        let mut parts = Integers::ZERO;
+        let mut parts = UnpackedBlock::ZERO;
         let mut out = out.chunks_mut(blocks * bytes);
         for (i, x) in self.row.chunks(blocks * len).enumerate() {
             let x = runs::<SUB>(x);

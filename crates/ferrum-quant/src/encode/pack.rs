@@ -1,16 +1,16 @@
-//! From codes, scales and minimums to a block's bytes: the inverse of [`integers`](crate::integers).
+//! From codes, scales and minimums to a block's bytes: the inverse of [`unpack_block`](crate::unpack).
 
 use crate::block::F16Le;
 use crate::fp4::BlockMxfp4;
-use crate::integers::Integers;
 use crate::iq::{BlockIq4Nl, BlockIq4Xs};
 use crate::k_quants::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::legacy::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, pack_fifth_bits};
+use crate::unpack::UnpackedBlock;
 use bytemuck::bytes_of;
 use ferrum_types::GgufQuantType as T;
 
 /// Writes `parts` as one block of `ty` into `out`, which has the size of a block.
-pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
+pub(super) fn pack(ty: T, parts: &UnpackedBlock, out: &mut [u8]) {
     let d = F16Le::from_f32(parts.d);
     let dmin = F16Le::from_f32(parts.dmin);
     let m = F16Le::from_f32(-parts.dmin);
@@ -71,7 +71,7 @@ pub(super) fn pack(ty: T, parts: &Integers, out: &mut [u8]) {
 /// `BITS` bits of each code, from bit `from` on, as all types lay them: `8 / BITS` codes that lie `RUN` apart
 /// share a byte, the first in its lowest bits, and `RUN` such bytes follow one another.
 fn gather<const BITS: usize, const RUN: usize, const N: usize>(
-    parts: &Integers,
+    parts: &UnpackedBlock,
     from: u32,
 ) -> [u8; N] {
     let mut out = [0; N];
@@ -95,7 +95,7 @@ fn e8m0_of_half(d: f32) -> u8 {
     }
 }
 
-fn iq4_xs(parts: &Integers, d: F16Le) -> BlockIq4Xs {
+fn iq4_xs(parts: &UnpackedBlock, d: F16Le) -> BlockIq4Xs {
     let (mut high, mut scales_l) = (0u16, [0; 4]);
     for i in 0..8 {
         let scale = (i16::from(parts.scales[2 * i]) + 32) as u8;
@@ -122,7 +122,7 @@ fn q3_k_scales(scales: &[i8; 16]) -> [u8; 12] {
 }
 
 /// See [`scales_and_minimums`](crate::k_quants::scales_and_minimums).
-fn k_scales(parts: &Integers) -> [u8; 12] {
+fn k_scales(parts: &UnpackedBlock) -> [u8; 12] {
     let mut out = [0; 12];
     for i in 0..4 {
         let of = |j: usize| (parts.scales[2 * j] as u8, parts.minimums[2 * j]);
@@ -138,7 +138,7 @@ fn k_scales(parts: &Integers) -> [u8; 12] {
 mod tests {
     use super::*;
     use crate::encode::{Minimums, Scales, grid};
-    use crate::integers::{CodeValues, code_values, integers};
+    use crate::unpack::{CodeValues, code_values, unpack_block};
 
     #[test]
     fn what_is_packed_is_taken_apart_again() {
@@ -160,7 +160,7 @@ mod tests {
                 _ => 4,
             };
             for _ in 0..20 {
-                let mut parts = Integers::ZERO;
+                let mut parts = UnpackedBlock::ZERO;
                 (parts.d, parts.dmin) = (0.125, 0.0);
                 for code in &mut parts.codes[..ty.block_len()] {
                     *code = below(1 << bits) as u8;
@@ -184,8 +184,8 @@ mod tests {
                 }
                 let mut bytes = vec![0; ty.block_bytes()];
                 pack(ty, &parts, &mut bytes);
-                let mut found = Integers::ZERO;
-                assert!(integers(ty, &bytes, &mut found).unwrap());
+                let mut found = UnpackedBlock::ZERO;
+                assert!(unpack_block(ty, &bytes, &mut found).unwrap());
                 assert_eq!(found, parts, "{ty}");
             }
         }

@@ -5,7 +5,7 @@
 use super::lanes::{Kernel, LANES, Lanes, Set};
 use super::search::inverse;
 use super::{codes_of, pack, runs};
-use crate::integers::Integers;
+use crate::unpack::UnpackedBlock;
 use ferrum_types::GgufQuantType as T;
 
 /// Numbers of a block.
@@ -17,7 +17,7 @@ enum Rounding {
     /// The number of largest magnitude takes the lowest code, which stands for minus this.
     Symmetric(f32),
     /// The lowest number takes the code 0, the highest this one.
-    Affine(f32),
+    GroupParams(f32),
     /// The codes are numbers from −127 to 127.
     Signed,
 }
@@ -26,8 +26,8 @@ fn rounding(ty: T) -> Option<Rounding> {
     match ty {
         T::Q4_0 => Some(Rounding::Symmetric(8.0)),
         T::Q5_0 => Some(Rounding::Symmetric(16.0)),
-        T::Q4_1 => Some(Rounding::Affine(15.0)),
-        T::Q5_1 => Some(Rounding::Affine(31.0)),
+        T::Q4_1 => Some(Rounding::GroupParams(15.0)),
+        T::Q5_1 => Some(Rounding::GroupParams(31.0)),
         T::Q8_0 => Some(Rounding::Signed),
         _ => None,
     }
@@ -60,7 +60,7 @@ impl Kernel for Blocks<'_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let bytes = self.ty.block_bytes();
-        let mut parts = Integers::ZERO;
+        let mut parts = UnpackedBlock::ZERO;
         let mut out = self.out.chunks_mut(LANES * bytes);
         for values in self.values.chunks(LANES * LEN) {
             let runs = runs::<LEN>(values);
@@ -102,7 +102,7 @@ impl Rounding {
                 }
                 (d, zero)
             }
-            Rounding::Affine(top) => {
+            Rounding::GroupParams(top) => {
                 let (mut low, mut high) = (V::splat(f32::INFINITY), V::splat(f32::NEG_INFINITY));
                 for &x in &*x {
                     (low, high) = (x.min(low), x.max(high));

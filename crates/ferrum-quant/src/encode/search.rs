@@ -283,7 +283,7 @@ fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
     }
     let span = high - low;
     let per = one / span;
-    let mut best = Affine {
+    let mut best = GroupParams {
         error: V::splat(f32::INFINITY),
         scale: span / top,
         low,
@@ -307,13 +307,13 @@ fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
 }
 
 /// A scale and an offset, and the error that they leave.
-struct Affine<V> {
+struct GroupParams<V> {
     error: V,
     scale: V,
     low: V,
 }
 
-impl<V: Lanes> Affine<V> {
+impl<V: Lanes> GroupParams<V> {
     /// Keeps `found` in the lanes where its error is smaller; whether there are any.
     #[inline(always)]
     fn take(&mut self, found: &Self) -> bool {
@@ -334,7 +334,7 @@ fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     moments: &[V; 3],
     any_sign: bool,
     (inverse, low): (V, V),
-) -> Affine<V> {
+) -> GroupParams<V> {
     let zero = V::splat(0.0);
     let &[sw, sx, sxx] = moments;
     let (mut sl, mut sll, mut sxl) = (zero, zero, zero);
@@ -358,7 +358,7 @@ fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     let error = sxx - two * (scale * sxl + low * sx)
         + scale * (scale * sll + two * low * sl)
         + low * low * sw;
-    Affine {
+    GroupParams {
         error: V::select(zero.less(det), error, V::splat(f32::INFINITY)),
         scale,
         low,

@@ -119,7 +119,7 @@ impl<D: KeyTile> RowTile<'_, D> {
             if seen.0 < seen.1 {
                 let acc = &mut self.acc[i * stride..][..stride];
                 let sums = &mut self.sums[i * LANES..][..LANES];
-                soften(
+                online_softmax_update(
                     s,
                     self.config,
                     &mut scores[i],
@@ -133,7 +133,7 @@ impl<D: KeyTile> RowTile<'_, D> {
         let acc = self.acc.as_mut_ptr();
         if whole {
             // SAFETY: `acc` has MR rows of `stride` (asserted), and the tile all values.
-            unsafe { weigh::<S, D, MR>(s, &scores, self.keys, (0, KEYS), acc, stride) };
+            unsafe { accumulate_values::<S, D, MR>(s, &scores, self.keys, (0, KEYS), acc, stride) };
             return;
         }
         for (i, seen) in self.seen.iter().enumerate() {
@@ -141,7 +141,7 @@ impl<D: KeyTile> RowTile<'_, D> {
                 let row = [scores[i]];
                 let acc = acc.wrapping_add(i * stride);
                 // SAFETY: as above, for row `i` and the keys that it sees, which exist.
-                unsafe { weigh::<S, D, 1>(s, &row, self.keys, *seen, acc, stride) };
+                unsafe { accumulate_values::<S, D, 1>(s, &row, self.keys, *seen, acc, stride) };
             }
         }
     }
@@ -149,7 +149,7 @@ impl<D: KeyTile> RowTile<'_, D> {
 
 /// Turns one row's scores into weights and moves its state to the new maximum.
 #[inline(always)]
-fn soften<S: Simd>(
+fn online_softmax_update<S: Simd>(
     s: S,
     config: AttnConfig,
     scores: &mut [f32; KEYS],
@@ -227,7 +227,7 @@ fn soften<S: Simd>(
 /// # Safety
 /// `acc` has MR rows of `stride` elements, whole panels; `tile` has values `seen` with as many.
 #[inline(always)]
-unsafe fn weigh<S: Simd, D: KeyTile, const MR: usize>(
+unsafe fn accumulate_values<S: Simd, D: KeyTile, const MR: usize>(
     s: S,
     weights: &[[f32; KEYS]; MR],
     tile: D,

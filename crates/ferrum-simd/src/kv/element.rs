@@ -5,7 +5,7 @@ use crate::exec::{Exec, Scratch};
 use crate::heads::Projection;
 use crate::simd::{LANES, Simd};
 use bytemuck::Zeroable;
-use ferrum_quant::{float8, int8};
+use ferrum_quant::{fp8_codec, kv_int8};
 use ferrum_types::check::Batch;
 use ferrum_types::{
     AttnConfig, Dtype, Element, FloatElement, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
@@ -138,19 +138,19 @@ plain! {
     KvF32 => f32, f32::from_f32, f32::to_f32;
     KvFp16 => f16, <f16 as FloatElement>::from_f32, FloatElement::to_f32;
     KvBf16 => bf16, <bf16 as FloatElement>::from_f32, FloatElement::to_f32;
-    KvFp8 => u8, float8::e4m3_from_f32, float8::e4m3_to_f32;
+    KvFp8 => u8, fp8_codec::e4m3_from_f32, fp8_codec::e4m3_to_f32;
 }
 
 impl CpuKvElement for KvInt8 {
     type Stored = i8;
 
     fn scale(head: &[f32]) -> f32 {
-        int8::scale_of(head)
+        kv_int8::scale_of(head)
     }
 
     #[inline(always)]
     fn encode(x: f32, scale: f32) -> i8 {
-        int8::encode(x, scale)
+        kv_int8::encode(x, scale)
     }
 
     #[inline(always)]

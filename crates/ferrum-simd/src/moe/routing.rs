@@ -98,13 +98,13 @@ impl Kernel for RouteToken<'_> {
         }
         // By logits, the first rank is the largest of the chosen.
         let largest = by_logit.then_some(weights[0]);
-        weigh(s, logits, (ids, weights), largest, shape);
+        accumulate_values(s, logits, (ids, weights), largest, shape);
     }
 }
 
 /// Weights of the chosen experts; `largest` of their logits, if it is known.
 #[inline(always)]
-fn weigh<S: Simd>(
+fn accumulate_values<S: Simd>(
     s: S,
     logits: &[f32],
     (ids, weights): (&[i32], &mut [f32]),

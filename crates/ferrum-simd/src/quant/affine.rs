@@ -14,8 +14,8 @@ use crate::gemm::tile::PANEL;
 use crate::isa::{Kernel, Level};
 use crate::panels::{PanelSource, first_lanes};
 use crate::simd::{LANES, Simd};
-use ferrum_quant::affine::{Affine, PackedCodes, group_lengths, group_order};
-use ferrum_quant::integers::CodeValues;
+use ferrum_quant::affine::{GroupParams, PackedCodes, group_lengths, group_order};
+use ferrum_quant::unpack::CodeValues;
 use ferrum_types::{Error, MatShape, Result};
 use std::marker::PhantomData;
 
@@ -74,14 +74,14 @@ impl GroupForm {
 }
 
 /// Whether layers of such groups are packed: units must not lie in two groups.
-pub(crate) fn fits(bits: u32, of_inputs: &[usize]) -> bool {
+pub(crate) fn fits(bits: u32, group_of_input: &[usize]) -> bool {
     let whole = |&length: &usize| length.is_multiple_of(UNIT);
-    matches!(bits, 2 | 3 | 4 | 8) && group_lengths(of_inputs).iter().all(whole)
+    matches!(bits, 2 | 3 | 4 | 8) && group_lengths(group_of_input).iter().all(whole)
 }
 
 /// A layer that can be packed.
 pub struct Layer<'a> {
-    pub(crate) affine: Affine,
+    pub(crate) affine: GroupParams,
     pub(crate) codes: PackedCodes<'a>,
     form: GroupForm,
     /// Input features in the order in which they are multiplied, where that is another than their own.
@@ -90,7 +90,7 @@ pub struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     /// Its scales, zero points and groups.
-    pub fn affine(&self) -> &Affine {
+    pub fn affine(&self) -> &GroupParams {
         &self.affine
     }
 
@@ -105,23 +105,23 @@ impl<'a> Layer<'a> {
     }
 
     /// Looks at a layer; `None` for one that `fits` not, or whose scales f16 cannot hold.
-    pub fn new(affine: Affine, codes: PackedCodes<'a>) -> Option<Self> {
+    pub fn new(affine: GroupParams, codes: PackedCodes<'a>) -> Option<Self> {
         // f32 scales of a file lose bits in f16; bf16 ones only below 2^-17, and there less than 2^-25.
         let held = |&scale: &f32| {
             let there = half::f16::from_f32(scale).to_f32();
             (there - scale).abs() <= f32::EPSILON / 4.0
         };
-        if !fits(affine.bits, &affine.of_inputs) || !affine.scales.iter().all(held) {
+        if !fits(affine.bits, &affine.group_of_input) || !affine.scales.iter().all(held) {
             return None;
         }
         let long = |&length: &usize| length.is_multiple_of(LONG * UNIT);
         let middle = 1 << (affine.bits - 1);
         let form = GroupForm {
             bits: affine.bits,
-            long: group_lengths(&affine.of_inputs).iter().all(long),
+            long: group_lengths(&affine.group_of_input).iter().all(long),
             zeros: affine.zeros.iter().any(|&zero| zero != middle),
         };
-        let order = group_order(&affine.of_inputs);
+        let order = group_order(&affine.group_of_input);
         Some(Self {
             affine,
             codes,
@@ -249,7 +249,7 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
             .map(|rows| LaneCodes::new(rows, &self.no_codes))
             .collect();
         let runs: Vec<_> = rows.chunks_exact(LANES).map(first_of_run).collect();
-        let Affine {
+        let GroupParams {
             bits, in_features, ..
         } = self.packing.first.affine;
         let lists = match self.packing.first.order {
@@ -299,7 +299,7 @@ impl<C: Codes, F: Scales> Kernel for PackPanels<'_, C, F> {
         for block in 0..panel / bytes {
             let first = block * F::UNITS * UNIT;
             let input = order.map_or(first, |order| order[first] as usize);
-            let group = self.first.affine.of_inputs[input];
+            let group = self.first.affine.group_of_input[input];
             for half in 0..self.codes.len() {
                 let at = half / 2 * panel + block * bytes;
                 self.half_block(s, (half, first, group), at);

@@ -1,6 +1,6 @@
 //! ggml blocks of sixteen features at once, a lane for each, into half a block of a panel.
 //!
-//! What a block means is said by [`ferrum_quant::integers`], one number after the other; here is the same for
+//! What a block means is said by [`ferrum_quant::unpack`], one number after the other; here is the same for
 //! what [`LaneRows`] takes of sixteen blocks, four bytes to a lane. Four numbers that follow one another are a
 //! step of a panel, so codes need shifts and masks alone.
 

@@ -123,7 +123,7 @@ impl<'a> LaneCodes<'a> {
                 of_stream::<S, BITS>(s, &stream)
             }
             (Self::Columns(words, stride), Some(inputs)) => {
-                of_inputs::<S, BITS>(s, words, *stride, inputs)
+                group_of_input::<S, BITS>(s, words, *stride, inputs)
             }
             (Self::Rows(rows), None) => {
                 let at = first * BITS / 8;
@@ -243,7 +243,7 @@ fn of_eights<S: Simd>(s: S, words: [S::I; 4]) -> [S::I; STEPS] {
 
 /// The steps of some inputs of sixteen columns.
 #[inline(always)]
-fn of_inputs<S: Simd, const BITS: usize>(
+fn group_of_input<S: Simd, const BITS: usize>(
     s: S,
     words: &[[u8; 4]],
     stride: usize,

@@ -9,8 +9,8 @@ use crate::isa::{ByteKernel, Kernel, Level};
 use crate::memory::SharedBytes;
 use crate::panels::{LaneRows, PanelSource, first_lanes};
 use crate::simd::{ByteProducts, LANES, Simd};
-use ferrum_quant::integers::{CodeValues, code_values};
-use ferrum_quant::weights::{QuantPart, quant_part};
+use ferrum_quant::unpack::{CodeValues, code_values};
+use ferrum_quant::weights::{GgufRows, quant_part};
 use ferrum_types::{Error, GgufQuantType, MatShape, Result};
 use std::marker::PhantomData;
 
@@ -110,7 +110,7 @@ impl Packed {
     ///
     /// # Errors
     /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
-    pub fn new(exec: &Exec, parts: &[QuantPart<'_>], cols: usize) -> Result<Self> {
+    pub fn new(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<Self> {
         let packed = Self::stack(exec, parts, cols, 1)?.pop();
         packed.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
     }
@@ -119,7 +119,7 @@ impl Packed {
     /// equally many rows. Each has panels of its own.
     pub(crate) fn stack(
         exec: &Exec,
-        parts: &[QuantPart<'_>],
+        parts: &[GgufRows<'_>],
         cols: usize,
         count: usize,
     ) -> Result<Vec<Self>> {
@@ -186,7 +186,7 @@ pub fn panel_bytes<C: Codes, F: Scales>(cols: usize) -> usize {
 /// Rows of blocks on their way.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing<'a> {
-    parts: &'a [QuantPart<'a>],
+    parts: &'a [GgufRows<'a>],
     ty: GgufQuantType,
     row_bytes: usize,
     /// Of each matrix.
@@ -199,7 +199,7 @@ impl<'a> Packing<'a> {
     /// Holds `parts`, which are of one type, against the size of `count` matrices.
     pub(crate) fn new(
         exec: &Exec,
-        parts: &'a [QuantPart<'a>],
+        parts: &'a [GgufRows<'a>],
         cols: usize,
         count: usize,
     ) -> Result<Self> {

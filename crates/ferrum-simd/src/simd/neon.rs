@@ -3,7 +3,7 @@
 
 use super::{ByteProducts, LANES, Simd};
 use core::arch::aarch64::*;
-use ferrum_quant::float8::e4m3_to_f32;
+use ferrum_quant::fp8_codec::e4m3_to_f32;
 
 /// Proof of `neon`, which every aarch64 target has, and with `DOT` of `dotprod`.
 #[derive(Clone, Copy)]

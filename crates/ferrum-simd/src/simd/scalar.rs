@@ -1,7 +1,7 @@
 //! Plain Rust: the level of processors for which there is no other, and what all levels mean.
 
 use super::{ByteProducts, LANES, Simd};
-use ferrum_quant::float8::e4m3_to_f32;
+use ferrum_quant::fp8_codec::e4m3_to_f32;
 use half::{bf16, f16};
 
 /// Needs nothing of the CPU.

@@ -1,7 +1,7 @@
 //! What samplers ask of a row of logits.
 
 use ferrum_simd::isa::{Isa, Level};
-use ferrum_simd::logits::{max, weigh, weigh_at};
+use ferrum_simd::logits::{accumulate_values, max, weigh_at};
 
 fn row(len: usize) -> Vec<f32> {
     (0..len)
@@ -50,7 +50,10 @@ fn what_is_no_number_has_no_weight() {
     for (x, top, expected) in cases {
         assert_eq!(max(x), top, "{x:?}");
         let mut weights = vec![9.0; x.len()];
-        assert_eq!(weigh(x, top, 0.7, &mut weights), expected.iter().sum());
+        assert_eq!(
+            accumulate_values(x, top, 0.7, &mut weights),
+            expected.iter().sum()
+        );
         assert_eq!(weights, expected, "{x:?}");
     }
 }

@@ -1,10 +1,10 @@
 //! Panels beside what they are made of, number by number, at every level.
 
 use super::{Random, Run, bits, rounding_runs, runs};
-use ferrum_quant::affine::{Affine, PackedCodes};
-use ferrum_quant::fp8::Fp8Tensors;
-use ferrum_quant::integers::{Integers, SUB, code_values, integers};
-use ferrum_quant::weights::QuantPart;
+use ferrum_quant::affine::{GroupParams, PackedCodes};
+use ferrum_quant::fp8_layer::Fp8Tensors;
+use ferrum_quant::unpack::{SUB, UnpackedBlock, code_values, unpack_block};
+use ferrum_quant::weights::GgufRows;
 use ferrum_quant::{awq, gptq};
 use ferrum_simd::fp8;
 use ferrum_simd::gemm::{CpuWeight, PANEL};
@@ -80,11 +80,11 @@ fn panels_hold_the_integers_of_blocks() {
         for rows in ROWS {
             let count = rows * COLS / ty.block_len();
             let bytes: Vec<u8> = (0..count * len).map(|_| random.next() as u8).collect();
-            let blocks: Vec<Integers> = bytes
+            let blocks: Vec<UnpackedBlock> = bytes
                 .chunks_exact(len)
                 .map(|block| {
-                    let mut out = Integers::ZERO;
-                    integers(ty, block, &mut out).unwrap();
+                    let mut out = UnpackedBlock::ZERO;
+                    unpack_block(ty, block, &mut out).unwrap();
                     out
                 })
                 .collect();
@@ -99,7 +99,7 @@ fn panels_hold_the_integers_of_blocks() {
             };
             // Parts of one row, and all others.
             let (first, others) = bytes.split_at(bytes.len() / rows);
-            let part = |bytes, rows| QuantPart::new(bytes, ty, rows);
+            let part = |bytes, rows| GgufRows::new(bytes, ty, rows);
             let parts = [part(first, 1), part(others, rows - 1)];
             for run in runs() {
                 let weight = Packed::new(&run.exec, &parts, COLS).unwrap();
@@ -110,23 +110,29 @@ fn panels_hold_the_integers_of_blocks() {
 }
 
 /// A layer of a group scheme with random codes, scales and zero points.
-fn affine(random: &mut Random, bits: u32, rows: usize, cols: usize, of_inputs: &[usize]) -> Affine {
-    let groups = of_inputs.iter().max().unwrap() + 1;
+fn affine(
+    random: &mut Random,
+    bits: u32,
+    rows: usize,
+    cols: usize,
+    group_of_input: &[usize],
+) -> GroupParams {
+    let groups = group_of_input.iter().max().unwrap() + 1;
     let scale = |_| f16::from_f32(random.unit()).to_f32();
     let scales = (0..groups * rows).map(scale).collect();
     let zeros = (0..groups * rows).map(|_| random.below(1 << bits) as u8);
-    Affine {
+    GroupParams {
         bits,
         in_features: cols,
         out_features: rows,
         scales,
         zeros: zeros.collect(),
-        of_inputs: of_inputs.to_vec(),
+        group_of_input: group_of_input.to_vec(),
     }
 }
 
 /// Packs layers of some codes one below the other and compares.
-fn compare_layers(what: &str, layers: Vec<(Affine, PackedCodes<'_>)>) {
+fn compare_layers(what: &str, layers: Vec<(GroupParams, PackedCodes<'_>)>) {
     let cols = layers[0].0.in_features;
     let layers: Vec<_> = layers
         .into_iter()
@@ -143,7 +149,7 @@ fn compare_layers(what: &str, layers: Vec<(Affine, PackedCodes<'_>)>) {
         };
         let (affine, codes) = (layer.affine(), layer.codes());
         let input = layer.order().map_or(k, |order| order[k] as usize);
-        let at = affine.of_inputs[input] * affine.out_features + row;
+        let at = affine.group_of_input[input] * affine.out_features + row;
         let middle = 1u8 << (affine.bits - 1);
         let flip = if affine.bits == 8 { 0x80 } else { 0 };
         let zero = affine.zeros[at].wrapping_sub(middle) as i8;
@@ -168,7 +174,7 @@ fn panels_hold_the_codes_of_layers() {
     let runs = |size: usize| (0..COLS).map(|i| i / size).collect::<Vec<_>>();
     // Inputs of each group everywhere.
     let mixed = |groups: usize| (0..COLS).map(|i| i * 7 % groups).collect::<Vec<_>>();
-    for of_inputs in [runs(32), runs(128), mixed(8), mixed(2)] {
+    for group_of_input in [runs(32), runs(128), mixed(8), mixed(2)] {
         for bits in [2u32, 3, 4, 8] {
             // Of several layers the second begins in the middle of a half.
             for rows in [vec![32], vec![72], vec![40, 24, 64]] {
@@ -185,12 +191,15 @@ fn panels_hold_the_codes_of_layers() {
                 let mut layers = |form: fn(&[[u8; 4]]) -> PackedCodes<'_>| {
                     let mut found = Vec::new();
                     for (&n, words) in rows.iter().zip(&columns) {
-                        let affine = affine(&mut random, bits, n, COLS, &of_inputs);
+                        let affine = affine(&mut random, bits, n, COLS, &group_of_input);
                         found.push((affine, form(words.as_chunks().0)));
                     }
                     found
                 };
-                let what = format!("{bits} bits, {rows:?} rows, groups {:?}", &of_inputs[..4]);
+                let what = format!(
+                    "{bits} bits, {rows:?} rows, groups {:?}",
+                    &group_of_input[..4]
+                );
                 compare_layers(&what, layers(|words| PackedCodes::Columns(words)));
                 if matches!(bits, 4 | 8) {
                     // The same words read in another way.
@@ -212,11 +221,11 @@ fn random_words(random: &mut Random, bytes: usize) -> Vec<u8> {
 fn codes_as_they_lie_are_those_of_their_files() {
     let (rows, cols) = (32, 64);
     let mut random = Random::new(4);
-    let of_inputs = vec![0; cols];
+    let group_of_input = vec![0; cols];
     for bits in [2, 3, 4, 8] {
         let code = |_| random.below(1 << bits) as u8;
         let codes: Vec<u8> = (0..rows * cols).map(code).collect();
-        let affine = affine(&mut random, bits, rows, cols, &of_inputs);
+        let affine = affine(&mut random, bits, rows, cols, &group_of_input);
         let all = |packed: PackedCodes<'_>| {
             let places = (0..rows * cols).map(|at| (at / cols, at % cols));
             places
@@ -301,7 +310,7 @@ fn panels_hold_float8() {
                 return f32::NAN;
             }
             let at = row / block[0] * cols.div_ceil(block[1]) + k / block[1];
-            scales[at] * ferrum_quant::float8::e4m3_to_f32(codes[row * cols + k])
+            scales[at] * ferrum_quant::fp8_codec::e4m3_to_f32(codes[row * cols + k])
         };
         for run in runs() {
             let weight = fp8::pack(&run.exec, &[layer], cols).unwrap();

@@ -3,7 +3,7 @@
 //! A rank's buffer is read, bytes are exchanged through the group's transport, and the result is written. So this works on
 //! every backend, and waits for the device at each collective.
 
-use super::{BackendCollective, GroupCall, GroupRank, ParallelNorm, ReduceOp};
+use super::{BackendCollective, GroupCall, GroupHandle, ParallelNorm, ReduceOp};
 use crate::backend::{Act, Backend, DeviceBuffer, check};
 use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
 use half::{bf16, f16};
@@ -234,7 +234,7 @@ fn sum_of_squares<T: FloatElement>(row: &[T]) -> f32 {
 /// Posts `src[..len]`.
 fn post<B: Backend, T: Element>(
     ctx: &mut B::Context,
-    group: &GroupRank,
+    group: &GroupHandle,
     call: GroupCall,
     (src, len): (&B::Buffer<T>, usize),
 ) -> Result<()> {

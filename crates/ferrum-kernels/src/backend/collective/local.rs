@@ -1,6 +1,6 @@
 //! A group whose ranks are threads of one process: bytes go through host memory.
 
-use super::{GroupCall, GroupRank, GroupTransport};
+use super::{GroupCall, GroupHandle, GroupTransport};
 use ferrum_types::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -14,14 +14,14 @@ pub struct LocalGroup;
 
 impl LocalGroup {
     /// The ends of a new group of `size` ranks, by rank. Each belongs to a thread of its own.
-    pub fn ranks(size: usize) -> Vec<GroupRank> {
+    pub fn ranks(size: usize) -> Vec<GroupHandle> {
         let slots = (0..size).map(|_| Default::default()).collect();
         let shared = Arc::new(Shared {
             slots,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let rank = |rank| -> GroupRank {
+        let rank = |rank| -> GroupHandle {
             Arc::new(LocalRank {
                 rank,
                 turn: AtomicU64::new(0),

@@ -3,7 +3,7 @@
 //! A vocabulary is long, and much of it is unlikely. So what looks at all of it is vector code without
 //! branches, and nothing is sorted before it must be, and then only as much as is looked at.
 
-use super::{greedy, max, weigh};
+use super::{accumulate_values, greedy, max};
 use crate::backend::RowSampling;
 use ferrum_types::TokenId;
 use std::cmp::Ordering;
@@ -125,7 +125,7 @@ impl Candidates {
             let end = self.sorted.min(kept + CHUNK);
             self.weights.resize(end - kept, 0.0);
             let (logits, weights) = (&self.logits[kept..end], &mut self.weights);
-            weigh(logits, self.top, self.temperature, weights);
+            accumulate_values(logits, self.top, self.temperature, weights);
             for &weight in &self.weights {
                 sum += f64::from(weight);
                 kept += 1;
@@ -238,7 +238,9 @@ impl Candidates {
             .chunks(CHUNK)
             .zip(self.weights.chunks_mut(CHUNK));
         chunks
-            .map(|(logits, weights)| f64::from(weigh(logits, top, temperature, weights)))
+            .map(|(logits, weights)| {
+                f64::from(accumulate_values(logits, top, temperature, weights))
+            })
             .sum()
     }
 
@@ -310,7 +312,7 @@ fn draw(logits: &[f32], temperature: f32, unit: f64, sums: &mut Vec<f32>) -> Opt
     let chunk = &logits[start..logits.len().min(start + CHUNK)];
     let mut buffer = [0.0; CHUNK];
     let weights = &mut buffer[..chunk.len()];
-    weigh(chunk, top, temperature, weights);
+    accumulate_values(chunk, top, temperature, weights);
     let mut last = None;
     for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
         left -= f64::from(weight);
@@ -336,7 +338,7 @@ pub(super) fn chunk_sums(logits: &[f32], temperature: f32, sums: &mut Vec<f32>) 
             top = best;
         }
         let weights = &mut buffer[..chunk.len()];
-        sums.push(weigh(chunk, top, temperature, weights));
+        sums.push(accumulate_values(chunk, top, temperature, weights));
     }
     top
 }

@@ -122,7 +122,7 @@ fn experts(device: &CpuBackend) -> Vec<Vec<u8>> {
     let blocks = device.load_quant_experts(&bytes, ty, shape).unwrap();
     let layers: Vec<_> = bytes
         .chunks(5 * 34)
-        .map(|bytes| QuantWeights::Gguf(QuantPart::new(bytes, ty, 5)))
+        .map(|bytes| QuantWeights::Gguf(GgufRows::new(bytes, ty, 5)))
         .collect();
     let layers = device.load_layer_experts(&layers, 32).unwrap();
     let floats: Vec<u8> = (0..3 * 5 * 32 * 4).map(|i| (i % 63) as u8).collect();

@@ -105,7 +105,7 @@ impl Case {
 
     pub(super) fn weights(&self) -> QuantWeights<'_> {
         match &self.stored {
-            Stored::Blocks(ty, bytes) => QuantWeights::Gguf(QuantPart::new(bytes, *ty, self.n)),
+            Stored::Blocks(ty, bytes) => QuantWeights::Gguf(GgufRows::new(bytes, *ty, self.n)),
             Stored::Groups {
                 bits,
                 group_size,

@@ -40,7 +40,7 @@ fn gguf_rows_decode_and_multiply() {
 fn parts_of_different_types_make_one_projection() {
     let (q8, q4) = (GgufQuantType::Q8_0, GgufQuantType::Q4_0);
     let (a, b) = (blocks(q8, 2 * 32, 1), blocks(q4, 3 * 32, 2));
-    let parts = [QuantPart::new(&a, q8, 2), QuantPart::new(&b, q4, 3)];
+    let parts = [GgufRows::new(&a, q8, 2), GgufRows::new(&b, q4, 3)];
     let fused = R::new().load_quant_fused(&parts, 32).unwrap();
     let first = R::new()
         .load_quant(&a, q8, MatShape { rows: 2, cols: 32 })

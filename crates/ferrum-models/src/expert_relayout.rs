@@ -2,7 +2,7 @@
 //! loaded.
 
 use crate::inventory::StackLayout;
-use ferrum_kernels::{ExpertShape, QuantPart, QuantWeights};
+use ferrum_kernels::{ExpertShape, GgufRows, QuantWeights};
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use std::borrow::Cow;
 const BLOCK: usize = 32;
 
 /// A stack in a tensor of a file that holds it in another order.
-pub struct GatheredStack<'a> {
+pub struct ReorderedExperts<'a> {
     source: Source<'a>,
     layout: StackLayout,
     shape: ExpertShape,
@@ -25,19 +25,19 @@ enum Source<'a> {
 }
 
 /// A stack of its own.
-pub(crate) struct OwnStack {
+pub(crate) struct OwnedExperts {
     bytes: Vec<u8>,
     ty: GgufQuantType,
     rows: usize,
 }
 
-impl OwnStack {
-    pub(crate) fn part(&self) -> QuantPart<'_> {
-        QuantPart::new(&self.bytes, self.ty, self.rows)
+impl OwnedExperts {
+    pub(crate) fn part(&self) -> GgufRows<'_> {
+        GgufRows::new(&self.bytes, self.ty, self.rows)
     }
 }
 
-impl<'a> GatheredStack<'a> {
+impl<'a> ReorderedExperts<'a> {
     /// A stack in the rows of a matrix, or in its columns.
     pub(crate) fn of_rows(rows: QuantWeights<'a>, layout: StackLayout, shape: ExpertShape) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl<'a> GatheredStack<'a> {
     /// A stack of this type without its bytes, for questions of its format.
     pub(crate) fn format(&self) -> QuantWeights<'_> {
         let rows = self.shape.experts * self.shape.n;
-        QuantWeights::Gguf(QuantPart::new(&[], self.ty(), rows))
+        QuantWeights::Gguf(GgufRows::new(&[], self.ty(), rows))
     }
 
     /// Bytes of the stack once it is put together.
@@ -106,13 +106,13 @@ impl<'a> GatheredStack<'a> {
     ///
     /// # Errors
     /// What is wrong with a weight that has to be expanded.
-    pub(crate) fn gather(&self) -> Result<OwnStack> {
+    pub(crate) fn gather(&self) -> Result<OwnedExperts> {
         let ExpertShape { experts, n, .. } = self.shape;
         let bytes = match &self.source {
             Source::Mxfp4 { blocks, scales } => self.mxfp4(blocks, scales),
             Source::Rows(weights) => self.rows(weights)?,
         };
-        Ok(OwnStack {
+        Ok(OwnedExperts {
             bytes,
             ty: self.ty(),
             rows: experts * n,
@@ -184,7 +184,7 @@ impl<'a> GatheredStack<'a> {
 mod tests {
     use super::*;
 
-    fn values(stack: &GatheredStack<'_>) -> Vec<f32> {
+    fn values(stack: &ReorderedExperts<'_>) -> Vec<f32> {
         let own = stack.gather().unwrap();
         assert_eq!(own.bytes.len() as u64, stack.bytes());
         QuantWeights::Gguf(own.part())
@@ -226,8 +226,8 @@ mod tests {
                 [0, 3, 1, 4, 2, 5, 12, 15, 13, 16, 14, 17].to_vec(),
             ),
         ] {
-            let part = QuantPart::new(&bytes, GgufQuantType::F32, 24 / layout.width);
-            let stack = GatheredStack::of_rows(QuantWeights::Gguf(part), layout, shape);
+            let part = GgufRows::new(&bytes, GgufQuantType::F32, 24 / layout.width);
+            let stack = ReorderedExperts::of_rows(QuantWeights::Gguf(part), layout, shape);
             let expected: Vec<f32> = expected.into_iter().map(|x: u8| f32::from(x)).collect();
             assert_eq!(values(&stack), expected, "{layout:?}");
         }
@@ -253,15 +253,15 @@ mod tests {
             n: 2,
             k: 32,
         };
-        let stack = GatheredStack::of_mxfp4((&blocks, &scales), layout, shape).unwrap();
+        let stack = ReorderedExperts::of_mxfp4((&blocks, &scales), layout, shape).unwrap();
         let levels = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
         let both: Vec<f32> = levels.into_iter().chain(levels.map(|x: f32| -x)).collect();
         let row = |scale: f32| both.iter().chain(&both).map(move |x| x * scale);
         let expected: Vec<f32> = row(1.0).chain(row(4.0)).collect();
         assert_eq!(values(&stack), expected);
-        let short = GatheredStack::of_mxfp4((&blocks[1..], &scales), layout, shape);
+        let short = ReorderedExperts::of_mxfp4((&blocks[1..], &scales), layout, shape);
         assert!(short.is_err());
         let odd = ExpertShape { k: 33, ..shape };
-        assert!(GatheredStack::of_mxfp4((&blocks, &scales), layout, odd).is_err());
+        assert!(ReorderedExperts::of_mxfp4((&blocks, &scales), layout, odd).is_err());
     }
 }

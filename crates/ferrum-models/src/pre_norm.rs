@@ -22,14 +22,14 @@ pub(crate) const BLOCK_SIZE: usize = 32;
 /// With SiLU and 1.702 it is CLIP's quick GELU, `x · sigmoid(1.702 x)`. It costs nothing: the norm before the first map
 /// and the map's bias carry the factor, and what comes of the second map is divided by it as it is added.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StackActivation {
+pub struct PreNormActivation {
     /// `f`.
     pub function: Activation,
     /// 1 for `f` itself.
     pub scale: f32,
 }
 
-impl StackActivation {
+impl PreNormActivation {
     /// The approximation of GELU by a sigmoid (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016).
     pub const QUICK_GELU: Self = Self {
         function: Activation::Silu,
@@ -37,7 +37,7 @@ impl StackActivation {
     };
 }
 
-impl From<Activation> for StackActivation {
+impl From<Activation> for PreNormActivation {
     fn from(function: Activation) -> Self {
         Self {
             function,
@@ -48,7 +48,7 @@ impl From<Activation> for StackActivation {
 
 /// What such layers are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StackSpec {
+pub struct PreNormSpec {
     /// Elements of a token's vector.
     pub hidden: usize,
     /// Layers, all alike.
@@ -58,7 +58,7 @@ pub struct StackSpec {
     /// Elements between the maps of a feed-forward.
     pub intermediate: usize,
     /// Function between them.
-    pub activation: StackActivation,
+    pub activation: PreNormActivation,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// Whether a token sees only those before it.
@@ -68,7 +68,7 @@ pub struct StackSpec {
 /// Most layers that a config may claim.
 const MAX_LAYERS: usize = 10_000;
 
-impl StackSpec {
+impl PreNormSpec {
     /// Elements of a head.
     pub fn head_dim(&self) -> usize {
         self.hidden / self.heads
@@ -158,7 +158,7 @@ impl StackSpec {
 }
 
 /// Names of the parts of a layer, behind that of the layer.
-pub(crate) struct StackNames {
+pub(crate) struct PreNormNames {
     pub(crate) attention_norm: &'static str,
     /// The maps of queries, keys and values.
     pub(crate) qkv: [&'static str; 3],
@@ -168,17 +168,17 @@ pub(crate) struct StackNames {
 }
 
 /// Weights of a feed-forward with the norm before it.
-pub(crate) struct StackMlp<B: LlmBackend> {
+pub(crate) struct PreNormMlp<B: LlmBackend> {
     norm: LayerNorm<B>,
     up: Box<dyn Linear<B>>,
     down: Box<dyn Linear<B>>,
 }
 
-impl<B: LlmBackend> StackMlp<B> {
+impl<B: LlmBackend> PreNormMlp<B> {
     /// The feed-forward of these names: norm, first and second map.
     pub(crate) fn load<W: WeightForm<B>>(
         loader: &mut NamedLoader<'_, '_, B, W>,
-        spec: &StackSpec,
+        spec: &PreNormSpec,
         [norm, up, down]: [String; 3],
     ) -> Result<Self> {
         let (hidden, inner, scale) = (spec.hidden, spec.intermediate, spec.activation.scale);
@@ -191,20 +191,20 @@ impl<B: LlmBackend> StackMlp<B> {
 }
 
 /// Weights of one layer.
-pub(crate) struct StackLayer<B: LlmBackend> {
+pub(crate) struct PreNormLayer<B: LlmBackend> {
     pub(crate) attention_norm: LayerNorm<B>,
     /// q, k and v as one projection.
     pub(crate) qkv: Box<dyn Linear<B>>,
     pub(crate) out: Box<dyn Linear<B>>,
-    pub(crate) mlp: StackMlp<B>,
+    pub(crate) mlp: PreNormMlp<B>,
 }
 
-impl<B: LlmBackend> StackLayer<B> {
+impl<B: LlmBackend> PreNormLayer<B> {
     /// The layer whose names begin with `prefix`.
     pub(crate) fn load<W: WeightForm<B>>(
         loader: &mut NamedLoader<'_, '_, B, W>,
-        spec: &StackSpec,
-        names: &StackNames,
+        spec: &PreNormSpec,
+        names: &PreNormNames,
         prefix: &str,
     ) -> Result<Self> {
         let hidden = spec.hidden;
@@ -214,13 +214,13 @@ impl<B: LlmBackend> StackLayer<B> {
             attention_norm: loader.norm(&name(names.attention_norm), hidden)?,
             qkv: Box::new(loader.maps(&qkv, [hidden, hidden], Bias::Some)?),
             out: Box::new(loader.maps(&[name(names.out)], [hidden, hidden], Bias::Each)?),
-            mlp: StackMlp::load(loader, spec, names.mlp.map(name))?,
+            mlp: PreNormMlp::load(loader, spec, names.mlp.map(name))?,
         })
     }
 }
 
 /// Activations of layers. Rows are tokens.
-pub(crate) struct StackScratch<B: LlmBackend> {
+pub(crate) struct PreNormScratch<B: LlmBackend> {
     /// `[tokens, hidden]`.
     pub(crate) normed: Act<B>,
     /// `[tokens, 3 · hidden]`.
@@ -237,8 +237,8 @@ pub(crate) struct StackScratch<B: LlmBackend> {
     pub(crate) activated: Act<B>,
 }
 
-impl<B: LlmBackend> StackScratch<B> {
-    pub(crate) fn new(device: &B, spec: &StackSpec, tokens: usize) -> Result<Self> {
+impl<B: LlmBackend> PreNormScratch<B> {
+    pub(crate) fn new(device: &B, spec: &PreNormSpec, tokens: usize) -> Result<Self> {
         let act = |width: usize| device.alloc::<B::Act>(tokens.saturating_mul(width));
         Ok(Self {
             normed: act(spec.hidden)?,
@@ -267,7 +267,7 @@ impl<B: LlmBackend> StackScratch<B> {
     pub(crate) fn attend(
         &mut self,
         ctx: &mut B::Context,
-        (spec, layer): (&StackSpec, &StackLayer<B>),
+        (spec, layer): (&PreNormSpec, &PreNormLayer<B>),
         x: &mut Residual<B>,
         kv: &mut KvLayer<B, KvF32>,
         batch: &DeviceBatch<B>,
@@ -292,11 +292,11 @@ impl<B: LlmBackend> StackScratch<B> {
     pub(crate) fn feed_forward(
         &mut self,
         ctx: &mut B::Context,
-        (spec, mlp): (&StackSpec, &StackMlp<B>),
+        (spec, mlp): (&PreNormSpec, &PreNormMlp<B>),
         x: &mut Residual<B>,
         rows: usize,
     ) -> Result<()> {
-        let StackActivation { function, scale } = spec.activation;
+        let PreNormActivation { function, scale } = spec.activation;
         self.norm(ctx, x, &mlp.norm, spec.norm(rows))?;
         // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
         mlp.up.forward(ctx, &self.normed, &mut self.inner, rows)?;
@@ -315,7 +315,7 @@ impl<B: LlmBackend> StackScratch<B> {
     pub(crate) fn layers(
         &mut self,
         ctx: &mut B::Context,
-        (spec, layers): (&StackSpec, &[StackLayer<B>]),
+        (spec, layers): (&PreNormSpec, &[PreNormLayer<B>]),
         x: &mut Residual<B>,
         kv: &mut KvLayer<B, KvF32>,
         batch: &DeviceBatch<B>,

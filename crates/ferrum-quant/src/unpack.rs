@@ -17,7 +17,7 @@ pub const SUB: usize = 16;
 
 /// One block taken apart. Types with blocks of 32 numbers fill the first of each list.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Integers {
+pub struct UnpackedBlock {
     /// Codes as stored; of [`T::Q8_0`] the bits of a signed byte.
     pub codes: [u8; 256],
     /// For each [`SUB`] numbers; 1 where the type has one scale only.
@@ -30,7 +30,7 @@ pub struct Integers {
     pub dmin: f32,
 }
 
-impl Integers {
+impl UnpackedBlock {
     /// All zero.
     pub const ZERO: Self = Self {
         codes: [0; 256],
@@ -103,7 +103,7 @@ impl CodeValues {
     }
 }
 
-/// What the codes of a type stand for; `None` for types that [`integers`] does not take apart.
+/// What the codes of a type stand for; `None` for types that [`unpack_block`] does not take apart.
 pub fn code_values(ty: T) -> Option<CodeValues> {
     let unsigned = |bits, zero| Some(CodeValues::Unsigned { bits, zero });
     match ty {
@@ -126,11 +126,11 @@ pub fn code_values(ty: T) -> Option<CodeValues> {
 ///
 /// # Errors
 /// [`QuantError::PartialBlock`](crate::QuantError::PartialBlock) when `bytes` is not whole blocks.
-pub fn integers(ty: T, bytes: &[u8], out: &mut Integers) -> Result<bool> {
+pub fn unpack_block(ty: T, bytes: &[u8], out: &mut UnpackedBlock) -> Result<bool> {
     fn one<B: Block<N>, const N: usize>(
         bytes: &[u8],
-        out: &mut Integers,
-        take: impl Fn(&B, &mut Integers),
+        out: &mut UnpackedBlock,
+        take: impl Fn(&B, &mut UnpackedBlock),
     ) -> Result<bool> {
         if let [block, ..] = blocks::<B, N>(bytes)? {
             take(block, out);
@@ -176,7 +176,7 @@ pub fn integers(ty: T, bytes: &[u8], out: &mut Integers) -> Result<bool> {
     }
 }
 
-fn iq4_xs(b: &BlockIq4Xs, out: &mut Integers) {
+fn iq4_xs(b: &BlockIq4Xs, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), 0.0);
     let high = u16::from_le_bytes(b.scales_h);
     let scale = |i: usize| {
@@ -190,14 +190,14 @@ fn iq4_xs(b: &BlockIq4Xs, out: &mut Integers) {
     }
 }
 
-fn q2_k(b: &BlockQ2K, out: &mut Integers) {
+fn q2_k(b: &BlockQ2K, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     out.scales = b.scales.map(|s| (s & 0x0f) as i8);
     out.minimums = b.scales.map(|s| s >> 4);
     out.each_code(|run, i| (b.qs[run / 4 * 32 + i] >> (2 * (run % 4))) & 3);
 }
 
-fn q3_k(b: &BlockQ3K, out: &mut Integers) {
+fn q3_k(b: &BlockQ3K, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), 0.0);
     out.scales = b.sub_scales();
     out.minimums = [0; 16];
@@ -207,14 +207,14 @@ fn q3_k(b: &BlockQ3K, out: &mut Integers) {
     });
 }
 
-fn q4_k(b: &BlockQ4K, out: &mut Integers) {
+fn q4_k(b: &BlockQ4K, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     let (scales, minimums) = scales_and_minimums(&b.scales);
     out.subs_of_32(scales.map(|s| s as i8), minimums);
     out.each_code(|run, i| (b.qs[run / 2 * 32 + i] >> (4 * (run % 2))) & 0x0f);
 }
 
-fn q5_k(b: &BlockQ5K, out: &mut Integers) {
+fn q5_k(b: &BlockQ5K, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), b.dmin.to_f32());
     let (scales, minimums) = scales_and_minimums(&b.scales);
     out.subs_of_32(scales.map(|s| s as i8), minimums);
@@ -224,7 +224,7 @@ fn q5_k(b: &BlockQ5K, out: &mut Integers) {
     });
 }
 
-fn q6_k(b: &BlockQ6K, out: &mut Integers) {
+fn q6_k(b: &BlockQ6K, out: &mut UnpackedBlock) {
     (out.d, out.dmin) = (b.d.to_f32(), 0.0);
     out.scales = b.scales;
     out.minimums = [0; 16];
@@ -263,8 +263,8 @@ mod tests {
                 }
                 let mut expected = vec![0.0; ty.block_len()];
                 dequantize(ty, &block, &mut expected).unwrap();
-                let mut parts = Integers::ZERO;
-                assert!(integers(ty, &block, &mut parts).unwrap());
+                let mut parts = UnpackedBlock::ZERO;
+                assert!(unpack_block(ty, &block, &mut parts).unwrap());
                 for (i, expected) in expected.into_iter().enumerate() {
                     let scale = parts.d * f32::from(parts.scales[i / SUB]);
                     let minimum = parts.dmin * f32::from(parts.minimums[i / SUB]);
@@ -274,7 +274,7 @@ mod tests {
             }
         }
         assert_eq!(seen, 13);
-        assert!(!integers(T::IQ1_S, &[0; 50], &mut Integers::ZERO.clone()).unwrap());
-        assert!(integers(T::Q4_K, &[0; 143], &mut Integers::ZERO.clone()).is_err());
+        assert!(!unpack_block(T::IQ1_S, &[0; 50], &mut UnpackedBlock::ZERO.clone()).unwrap());
+        assert!(unpack_block(T::Q4_K, &[0; 143], &mut UnpackedBlock::ZERO.clone()).is_err());
     }
 }

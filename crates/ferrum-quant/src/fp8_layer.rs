@@ -7,8 +7,8 @@
 
 use crate::affine::floats;
 use crate::error::{QuantError, Result};
-use crate::float8::e4m3_to_f32;
-use crate::layer::Matrix;
+use crate::fp8_codec::e4m3_to_f32;
+use crate::packed_matrix::Matrix;
 use ferrum_types::SrcDtype;
 
 const FORMAT: &str = "fp8";

@@ -7,10 +7,10 @@
 //! word of codes) is expanded to f32. [`borders`] says where neither is needed.
 
 use crate::experts::ExpertSource;
-use crate::inventory::{CutAxis, DecoderTensor, RankCut};
+use crate::inventory::{DecoderTensor, RankShard, ShardAxis};
 use ferrum_kernels::{
-    AwqWeights, ExpertShape, Fp8Weights, GptqWeights, MatShape, PackedWeights, PackedZeros,
-    QuantPart, QuantWeights,
+    AwqWeights, ExpertShape, Fp8Weights, GgufRows, GptqWeights, MatShape, PackedWeights,
+    PackedZeros, QuantWeights,
 };
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::borrow::Cow;
@@ -20,19 +20,19 @@ const OP: &str = "slice_weight";
 
 /// What a rank holds of a matrix: rows and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MatSlice {
+pub(crate) struct MatShard {
     pub(crate) rows: Range<usize>,
     pub(crate) cols: Range<usize>,
 }
 
-impl MatSlice {
+impl MatShard {
     /// What a rank holds of a matrix of this shape, or of each such matrix of a stack.
-    pub(crate) fn held(cut: &RankCut, tensor: &DecoderTensor, shape: MatShape) -> Self {
+    pub(crate) fn held(cut: &RankShard, tensor: &DecoderTensor, shape: MatShape) -> Self {
         let (rows, cols, part) = (0..shape.rows, 0..shape.cols, cut.slice(tensor).range);
-        match tensor.cut() {
-            CutAxis::Columns => Self { rows, cols: part },
-            CutAxis::Rows | CutAxis::Vocabulary => Self { rows: part, cols },
-            CutAxis::Matrices | CutAxis::Replicated => Self { rows, cols },
+        match tensor.shard_axis() {
+            ShardAxis::Columns => Self { rows, cols: part },
+            ShardAxis::Rows | ShardAxis::Vocabulary => Self { rows: part, cols },
+            ShardAxis::Matrices | ShardAxis::Replicated => Self { rows, cols },
         }
     }
 
@@ -54,7 +54,7 @@ pub(crate) enum Slice<'a> {
     /// All of it, or rows as they lie, with what others hold of them in between.
     View(QuantWeights<'a>),
     /// The same scheme with smaller sizes; its tensors are these, in the order of the struct's fields.
-    Gathered(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
+    Copied(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
     /// Rows that were put together: bytes, type and rows.
     Rows(Vec<u8>, GgufQuantType, usize),
     /// Expanded: numbers and rows.
@@ -69,7 +69,7 @@ impl<'a> Slice<'a> {
     pub(crate) fn transposed(
         weights: &QuantWeights<'a>,
         shape: MatShape,
-        at: &MatSlice,
+        at: &MatShard,
     ) -> Result<Self> {
         let (Some(_), QuantWeights::Gguf(part)) = (weights.floats(), weights) else {
             let found = weights.label();
@@ -91,8 +91,8 @@ impl<'a> Slice<'a> {
     ///
     /// # Errors
     /// What is wrong with the weight's sizes, when it has to be expanded.
-    pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, at: &MatSlice) -> Result<Self> {
-        let whole = MatSlice {
+    pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, at: &MatShard) -> Result<Self> {
+        let whole = MatShard {
             rows: 0..weights.rows(),
             cols: 0..cols,
         };
@@ -121,16 +121,16 @@ impl<'a> Slice<'a> {
         let (form, [a, b, c, d]) = match self {
             Self::View(weights) => return *weights,
             Self::Rows(bytes, ty, rows) => {
-                return QuantWeights::Gguf(QuantPart::new(bytes, *ty, *rows));
+                return QuantWeights::Gguf(GgufRows::new(bytes, *ty, *rows));
             }
             Self::Values(values, rows) => {
-                return QuantWeights::Gguf(QuantPart::new(
+                return QuantWeights::Gguf(GgufRows::new(
                     bytemuck::cast_slice(values),
                     GgufQuantType::F32,
                     *rows,
                 ));
             }
-            Self::Gathered(form, tensors) => (*form, tensors),
+            Self::Copied(form, tensors) => (*form, tensors),
         };
         match form {
             QuantWeights::Gguf(form) => QuantWeights::Gguf(form),
@@ -183,7 +183,7 @@ impl<'a> ExpertSlices<'a> {
     pub(crate) fn new(
         source: &ExpertSource<'a>,
         shape: ExpertShape,
-        at: &MatSlice,
+        at: &MatShard,
     ) -> Result<Self> {
         let part = match source {
             ExpertSource::Each(all) => {
@@ -191,7 +191,7 @@ impl<'a> ExpertSlices<'a> {
                 return Ok(Self::Each(all.collect::<Result<_>>()?));
             }
             ExpertSource::Stack(part) => part,
-            ExpertSource::Gathered(stack) => {
+            ExpertSource::Reordered(stack) => {
                 let own = stack.gather()?;
                 return Self::of_stack(&own.part(), shape, at);
             }
@@ -200,11 +200,11 @@ impl<'a> ExpertSlices<'a> {
     }
 
     /// The slice `at` of each matrix of a stack.
-    fn of_stack(part: &QuantPart<'_>, shape: ExpertShape, at: &MatSlice) -> Result<Self> {
+    fn of_stack(part: &GgufRows<'_>, shape: ExpertShape, at: &MatShard) -> Result<Self> {
         let each = part.bytes.len() / shape.experts.max(1);
         let (mut bytes, mut ty) = (Vec::new(), part.ty);
         for expert in part.bytes.chunks_exact(each.max(1)) {
-            let one = QuantWeights::Gguf(QuantPart::new(expert, part.ty, shape.n));
+            let one = QuantWeights::Gguf(GgufRows::new(expert, part.ty, shape.n));
             let slice = Slice::new(&one, shape.k, at)?;
             if let QuantWeights::Gguf(part) = slice.weights() {
                 let row_bytes = part.ty.bytes_for(at.cols.len()).unwrap_or(0);
@@ -218,7 +218,7 @@ impl<'a> ExpertSlices<'a> {
     /// The slices as experts of their own.
     pub(crate) fn source(&self) -> ExpertSource<'_> {
         match self {
-            Self::Stack(bytes, ty, rows) => ExpertSource::Stack(QuantPart::new(bytes, *ty, *rows)),
+            Self::Stack(bytes, ty, rows) => ExpertSource::Stack(GgufRows::new(bytes, *ty, *rows)),
             Self::Each(all) => ExpertSource::Each(all.iter().map(Slice::weights).collect()),
         }
     }
@@ -226,14 +226,14 @@ impl<'a> ExpertSlices<'a> {
 
 /// Where a weight can be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Borders {
+pub(crate) struct SplitPoints {
     /// Between packing units: elsewhere a slice has to be expanded.
     pub(crate) units: usize,
     /// Between groups too: elsewhere groups become smaller, which kernels may not take.
     pub(crate) groups: usize,
 }
 
-impl Borders {
+impl SplitPoints {
     fn new(units: usize, group: usize, size: usize) -> Self {
         // A group as long as the row, or longer, is cut anyway.
         let group = if group < size { group.max(1) } else { 1 };
@@ -253,16 +253,16 @@ impl Borders {
 }
 
 /// Where rows and columns of a weight with rows of `cols` numbers can be cut.
-pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (Borders, Borders) {
-    let unit = |units| Borders::new(units, 1, 0);
+pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, SplitPoints) {
+    let unit = |units| SplitPoints::new(units, 1, 0);
     match weights {
         QuantWeights::Gguf(part) => (unit(1), unit(part.ty.block_len())),
         QuantWeights::Gptq(layer) => {
             let (codes, _) = gptq_unit(layer.bits);
             let group = run_length(layer.g_idx, layer.group_size);
-            (unit(codes), Borders::new(codes, group, cols))
+            (unit(codes), SplitPoints::new(codes, group, cols))
         }
-        QuantWeights::Awq(layer) => (unit(8), Borders::new(1, layer.group_size, cols)),
+        QuantWeights::Awq(layer) => (unit(8), SplitPoints::new(1, layer.group_size, cols)),
         QuantWeights::Packed(layer) => {
             let codes = per_word(layer);
             let group = run_length(layer.g_idx, layer.group_size);
@@ -270,32 +270,32 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (Borders, Bord
                 PackedZeros::Words(_) => codes,
                 PackedZeros::None | PackedZeros::Bytes(_) => 1,
             };
-            (unit(rows), Borders::new(codes, group, cols))
+            (unit(rows), SplitPoints::new(codes, group, cols))
         }
         QuantWeights::Fp8(layer) => {
             let [rows, width] = layer.block;
             (
-                Borders::new(1, rows, layer.out_features),
-                Borders::new(1, width, cols),
+                SplitPoints::new(1, rows, layer.out_features),
+                SplitPoints::new(1, width, cols),
             )
         }
     }
 }
 
 /// The smallest slice around `at` that can be cut without being expanded.
-fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatSlice) -> MatSlice {
+fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatShard) -> MatShard {
     let (row, col) = borders(weights, cols);
     let hull = |range: &Range<usize>, unit: usize, size: usize| {
         range.start / unit * unit..range.end.next_multiple_of(unit).min(size)
     };
-    MatSlice {
+    MatShard {
         rows: hull(&at.rows, row.units.max(1), weights.rows()),
         cols: hull(&at.cols, col.units.max(1), cols),
     }
 }
 
 /// A slice between packing units.
-fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatSlice) -> Result<Slice<'a>> {
+fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatShard) -> Result<Slice<'a>> {
     match weights {
         QuantWeights::Gguf(part) => cut_blocks(part, cols, at),
         QuantWeights::Gptq(layer) => Ok(cut_gptq(layer, at)),
@@ -305,7 +305,7 @@ fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatSlice) -> Result<Sli
     }
 }
 
-fn cut_blocks<'a>(part: &QuantPart<'a>, cols: usize, at: &MatSlice) -> Result<Slice<'a>> {
+fn cut_blocks<'a>(part: &GgufRows<'a>, cols: usize, at: &MatShard) -> Result<Slice<'a>> {
     let bytes = |count: usize| {
         part.ty.bytes_for(count).ok_or_else(|| {
             let ty = part.ty;
@@ -321,7 +321,7 @@ fn cut_blocks<'a>(part: &QuantPart<'a>, cols: usize, at: &MatSlice) -> Result<Sl
             &part.bytes[at.rows.start * stride + inside.start..last * stride + inside.end]
         }
     };
-    Ok(Slice::View(QuantWeights::Gguf(QuantPart {
+    Ok(Slice::View(QuantWeights::Gguf(GgufRows {
         bytes,
         ty: part.ty,
         rows: at.rows.len(),
@@ -329,7 +329,7 @@ fn cut_blocks<'a>(part: &QuantPart<'a>, cols: usize, at: &MatSlice) -> Result<Sl
     })))
 }
 
-fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatSlice) -> Slice<'a> {
+fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatShard) -> Slice<'a> {
     let n = layer.out_features;
     let (codes, words) = gptq_unit(layer.bits);
     let packed = |count: usize| count / codes * words;
@@ -361,10 +361,10 @@ fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatSlice) -> Slice<'a> {
         g_idx: groups.g_idx.map(|_| &[][..]),
         ..*layer
     };
-    gathered(QuantWeights::Gptq(form), tensors)
+    copied(QuantWeights::Gptq(form), tensors)
 }
 
-fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatSlice) -> Slice<'a> {
+fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatShard) -> Slice<'a> {
     let (n, rows) = (layer.out_features, at.rows.clone());
     let groups = Groups::new(layer.group_size, layer.in_features, &at.cols, None, true);
     let words: Vec<_> = (rows.start / 8..rows.end / 8).collect();
@@ -386,10 +386,10 @@ fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatSlice) -> Slice<'a> {
         group_size: groups.size,
         ..*layer
     };
-    gathered(QuantWeights::Awq(form), tensors)
+    copied(QuantWeights::Awq(form), tensors)
 }
 
-fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatSlice) -> Slice<'a> {
+fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatShard) -> Slice<'a> {
     let each = per_word(layer);
     let words = |count: usize| count.div_ceil(each);
     let rows: Vec<_> = at.rows.clone().collect();
@@ -429,10 +429,10 @@ fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatSlice) -> Slice<'a> {
         g_idx: groups.g_idx.map(|_| &[][..]),
         ..*layer
     };
-    gathered(QuantWeights::Packed(form), tensors)
+    copied(QuantWeights::Packed(form), tensors)
 }
 
-fn cut_fp8<'a>(layer: &Fp8Weights<'a>, at: &MatSlice) -> Slice<'a> {
+fn cut_fp8<'a>(layer: &Fp8Weights<'a>, at: &MatShard) -> Slice<'a> {
     let [height, width] = layer.block;
     let rows = Groups::new(height, layer.out_features, &at.rows, None, false);
     let cols = Groups::new(width, layer.in_features, &at.cols, None, false);
@@ -449,7 +449,7 @@ fn cut_fp8<'a>(layer: &Fp8Weights<'a>, at: &MatSlice) -> Slice<'a> {
         none(),
         none(),
     ];
-    gathered(QuantWeights::Fp8(form), tensors)
+    copied(QuantWeights::Fp8(form), tensors)
 }
 
 /// The groups of a slice of features.
@@ -537,8 +537,8 @@ fn run_length(g_idx: Option<&[u8]>, size: usize) -> usize {
     named_groups(g_idx, size).map_or(size, |_| 1)
 }
 
-fn gathered<'a>(form: QuantWeights<'a>, tensors: [Cow<'a, [u8]>; 4]) -> Slice<'a> {
-    Slice::Gathered(form, tensors)
+fn copied<'a>(form: QuantWeights<'a>, tensors: [Cow<'a, [u8]>; 4]) -> Slice<'a> {
+    Slice::Copied(form, tensors)
 }
 
 fn none<'a>() -> Cow<'a, [u8]> {
@@ -614,7 +614,7 @@ mod tests {
     use std::path::Path;
 
     /// All numbers of a slice.
-    fn window_of(values: &[f32], cols: usize, at: &MatSlice) -> Vec<f32> {
+    fn window_of(values: &[f32], cols: usize, at: &MatShard) -> Vec<f32> {
         let rows = values
             .chunks_exact(cols)
             .skip(at.rows.start)
@@ -623,7 +623,7 @@ mod tests {
     }
 
     /// Slices that ranks get, and some at odd places.
-    fn slices(rows: usize, cols: usize) -> Vec<MatSlice> {
+    fn slices(rows: usize, cols: usize) -> Vec<MatShard> {
         let parts = |n: usize| {
             let thirds = [0..n / 3, n / 3..2 * n / 3, 2 * n / 3..n];
             let odd = [1..n, 0..n - 1, 3..n.saturating_sub(5), n / 2..n / 2 + 1];
@@ -631,16 +631,16 @@ mod tests {
             let all = thirds.into_iter().chain(odd).chain(units);
             all.filter(move |part| !part.is_empty() && part.end <= n)
         };
-        let of_rows = parts(rows).map(|rows| MatSlice {
+        let of_rows = parts(rows).map(|rows| MatShard {
             rows,
             cols: 0..cols,
         });
-        let of_cols = parts(cols).map(|cols| MatSlice {
+        let of_cols = parts(cols).map(|cols| MatShard {
             rows: 0..rows,
             cols,
         });
         let both = parts(rows).zip(parts(cols).collect::<Vec<_>>().into_iter().rev());
-        let both = both.map(|(rows, cols)| MatSlice { rows, cols });
+        let both = both.map(|(rows, cols)| MatShard { rows, cols });
         of_rows.chain(of_cols).chain(both).collect()
     }
 
@@ -659,11 +659,11 @@ mod tests {
             match model.stored(&tensor).unwrap() {
                 Stored::Vector => {}
                 Stored::Matrix(matrix) => {
-                    let all = MatSlice {
+                    let all = MatShard {
                         rows: 0..rows,
                         cols: 0..cols,
                     };
-                    let expand = |at: &MatSlice| -> (usize, Vec<f32>) {
+                    let expand = |at: &MatShard| -> (usize, Vec<f32>) {
                         let slices = matrix.slices(at).unwrap();
                         let found = slices.iter().map(Slice::weights);
                         let cols = at.cols.len();
@@ -743,9 +743,9 @@ mod tests {
 
     #[test]
     fn borders_are_those_of_formats() {
-        let part = |ty| QuantWeights::Gguf(QuantPart::new(&[], ty, 64));
+        let part = |ty| QuantWeights::Gguf(GgufRows::new(&[], ty, 64));
         let cols = |ty| borders(&part(ty), 512).1;
-        let of = |units, groups| Borders { units, groups };
+        let of = |units, groups| SplitPoints { units, groups };
         assert_eq!(cols(GgufQuantType::F16), of(1, 1));
         assert_eq!(cols(GgufQuantType::Q4_0), of(32, 32));
         assert_eq!(cols(GgufQuantType::Q4_K), of(256, 256));

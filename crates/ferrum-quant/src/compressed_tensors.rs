@@ -7,14 +7,14 @@
 //! older files, i8 `[out, groups]`; without it the layer is symmetric. With activation order
 //! `weight_g_idx` i32 `[in]` names the group of each input feature.
 
-use crate::affine::{Affine, PackedCodes, floats};
+use crate::affine::{GroupParams, PackedCodes, floats};
 use crate::error::{QuantError, Result};
-use crate::layer::Matrix;
+use crate::packed_matrix::Matrix;
 use ferrum_types::SrcDtype;
 
 const FORMAT: &str = "pack-quantized";
 
-/// Zero points of a [`PackedTensors`].
+/// Zero points of a [`PackQuantizedTensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackedZeros<'a> {
     /// All zero: a symmetric layer.
@@ -27,7 +27,7 @@ pub enum PackedZeros<'a> {
 
 /// A `pack-quantized` layer as it lies in a checkpoint: little-endian bytes of any alignment.
 #[derive(Clone, Copy, Debug)]
-pub struct PackedTensors<'a> {
+pub struct PackQuantizedTensors<'a> {
     /// Bits of a code: 4 or 8.
     pub bits: u32,
     /// Input features in a group; the last group may be short.
@@ -48,7 +48,7 @@ pub struct PackedTensors<'a> {
     pub g_idx: Option<&'a [u8]>,
 }
 
-impl<'a> PackedTensors<'a> {
+impl<'a> PackQuantizedTensors<'a> {
     /// Number of groups: ⌈in / group_size⌉ (1 for a group size of 0, which [`Self::validate`]
     /// refuses).
     pub fn groups(&self) -> usize {
@@ -114,7 +114,7 @@ impl<'a> PackedTensors<'a> {
             None => Ok((0..k).map(|i| i / self.group_size.max(1)).collect()),
             Some(bytes) => {
                 let indices = self.matrix().tensor("weight_g_idx", bytes, k)?;
-                crate::layer::group_indices(FORMAT, indices, self.groups())
+                crate::packed_matrix::group_indices(FORMAT, indices, self.groups())
             }
         }
     }
@@ -123,7 +123,7 @@ impl<'a> PackedTensors<'a> {
     ///
     /// # Errors
     /// As [`Self::validate`].
-    pub fn affine(&self) -> Result<(Affine, PackedCodes<'a>)> {
+    pub fn affine(&self) -> Result<(GroupParams, PackedCodes<'a>)> {
         self.validate()?;
         let (k, n, groups) = (self.in_features, self.out_features, self.groups());
         let matrix = self.matrix();
@@ -152,13 +152,13 @@ impl<'a> PackedTensors<'a> {
         };
         let scales = (0..groups).flat_map(|g| (0..n).map(move |o| (o, g)));
         let scales = scales.map(|(o, g)| by_row[o * groups + g]).collect();
-        let affine = Affine {
+        let affine = GroupParams {
             bits: self.bits,
             in_features: k,
             out_features: n,
             scales,
             zeros,
-            of_inputs: self.groups_of_inputs()?,
+            group_of_input: self.groups_of_inputs()?,
         };
         Ok((affine, PackedCodes::Rows(codes)))
     }
@@ -171,7 +171,7 @@ impl<'a> PackedTensors<'a> {
         let (affine, codes) = self.affine()?;
         let mut out = Vec::with_capacity(self.matrix().elements()?);
         for o in 0..self.out_features {
-            for (i, group) in affine.of_inputs.iter().enumerate() {
+            for (i, group) in affine.group_of_input.iter().enumerate() {
                 let at = group * self.out_features + o;
                 let steps = i32::from(codes.code(&affine, o, i)) - i32::from(affine.zeros[at]);
                 out.push(affine.scales[at] * steps as f32);

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Along what a tensor is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CutAxis {
+pub enum ShardAxis {
     /// Not at all: every rank holds it. A bias that is added to a sum over ranks is added once.
     Replicated,
     /// Output features: rows of a matrix or of each matrix of a stack, elements of a bias or of a norm, channels.
@@ -30,7 +30,7 @@ pub enum CutAxis {
 
 /// What is dealt out among ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CutUnit {
+pub enum ShardUnit {
     /// Query heads.
     Heads,
     /// Key and value heads.
@@ -47,9 +47,9 @@ pub enum CutUnit {
 
 impl TensorId {
     /// Along what such a tensor is cut, if it is not the same for all heads.
-    fn axis(self) -> CutAxis {
+    fn axis(self) -> ShardAxis {
         match (self.role, self.part) {
-            (TensorRole::TokenEmbedding | TensorRole::Output, _) => CutAxis::Vocabulary,
+            (TensorRole::TokenEmbedding | TensorRole::Output, _) => ShardAxis::Vocabulary,
             (
                 TensorRole::Query
                 | TensorRole::Key
@@ -70,8 +70,8 @@ impl TensorId {
                 | TensorRole::SharedGate
                 | TensorRole::SharedUp,
                 _,
-            ) => CutAxis::Rows,
-            (TensorRole::KeyUp | TensorRole::ValueUp, _) => CutAxis::Matrices,
+            ) => ShardAxis::Rows,
+            (TensorRole::KeyUp | TensorRole::ValueUp, _) => ShardAxis::Matrices,
             (
                 TensorRole::AttentionOutput
                 | TensorRole::ConvOutput
@@ -79,7 +79,7 @@ impl TensorId {
                 | TensorRole::ExpertDown
                 | TensorRole::SharedDown,
                 TensorPart::Weight,
-            ) => CutAxis::Columns,
+            ) => ShardAxis::Columns,
             (
                 TensorRole::AttentionOutput
                 | TensorRole::ConvOutput
@@ -87,7 +87,7 @@ impl TensorId {
                 | TensorRole::ExpertDown
                 | TensorRole::SharedDown,
                 TensorPart::Bias,
-            ) => CutAxis::Replicated,
+            ) => ShardAxis::Replicated,
             (
                 TensorRole::RopeDivisors
                 | TensorRole::RopeLongDivisors
@@ -137,14 +137,14 @@ impl TensorId {
                 | TensorRole::SharedRouter
                 | TensorRole::FinalNorm,
                 _,
-            ) => CutAxis::Replicated,
+            ) => ShardAxis::Replicated,
         }
     }
 
     /// What the dimension along [`axis`](Self::axis) is made of.
-    fn unit(self) -> Option<CutUnit> {
+    fn unit(self) -> Option<ShardUnit> {
         Some(match self.role {
-            TensorRole::TokenEmbedding | TensorRole::Output => CutUnit::Tokens,
+            TensorRole::TokenEmbedding | TensorRole::Output => ShardUnit::Tokens,
             TensorRole::Query
             | TensorRole::QueryNorm
             | TensorRole::QueryUp
@@ -152,21 +152,21 @@ impl TensorId {
             | TensorRole::ValueUp
             | TensorRole::AttentionSinks
             | TensorRole::AttentionGate
-            | TensorRole::AttentionOutput => CutUnit::Heads,
-            TensorRole::Key | TensorRole::KeyNorm | TensorRole::Value => CutUnit::KvHeads,
+            | TensorRole::AttentionOutput => ShardUnit::Heads,
+            TensorRole::Key | TensorRole::KeyNorm | TensorRole::Value => ShardUnit::KvHeads,
             TensorRole::ConvInputGate
             | TensorRole::ConvOutputGate
             | TensorRole::ConvInput
             | TensorRole::ConvKernel
-            | TensorRole::ConvOutput => CutUnit::Channels,
+            | TensorRole::ConvOutput => ShardUnit::Channels,
             TensorRole::Gate
             | TensorRole::Up
             | TensorRole::Down
             | TensorRole::ExpertGate
             | TensorRole::ExpertUp
-            | TensorRole::ExpertDown => CutUnit::Intermediate,
+            | TensorRole::ExpertDown => ShardUnit::Intermediate,
             TensorRole::SharedGate | TensorRole::SharedUp | TensorRole::SharedDown => {
-                CutUnit::SharedIntermediate
+                ShardUnit::SharedIntermediate
             }
             TensorRole::RopeDivisors
             | TensorRole::RopeLongDivisors
@@ -226,7 +226,7 @@ pub struct TensorSlice {
 /// Where the formats of a model's weights are cut without being expanded: sizes of which borders are multiples, best
 /// first. The first that gives every rank something counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CutBorders {
+pub struct ShardBoundaries {
     /// For rows of the vocabulary.
     pub tokens: Vec<usize>,
     /// For the channels of each layer's convolution.
@@ -239,17 +239,17 @@ pub struct CutBorders {
 
 /// What one rank of a group holds of a decoder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RankCut {
+pub struct RankShard {
     rank: usize,
     spec: DecoderSpec,
     /// Rows of the vocabulary of every rank.
     tokens: Vec<Range<usize>>,
-    layers: Vec<LayerCut>,
+    layers: Vec<LayerShard>,
 }
 
 /// What a rank holds of a layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct LayerCut {
+struct LayerShard {
     heads: Range<usize>,
     kv_heads: Range<usize>,
     /// Whether no rank before it holds the same key and value heads.
@@ -260,15 +260,15 @@ struct LayerCut {
     shared: Range<usize>,
 }
 
-impl RankCut {
+impl RankShard {
     /// The cut of a rank that is alone: everything.
     pub fn whole(spec: &DecoderSpec) -> Self {
         let layers = spec.layers.iter().map(|layer| {
-            let mut cut = LayerCut {
+            let mut cut = LayerShard {
                 owns_kv_heads: true,
                 intermediate: 0..intermediate(&layer.feed_forward),
                 shared: 0..shared_intermediate(&layer.feed_forward),
-                ..LayerCut::default()
+                ..LayerShard::default()
             };
             match &layer.attention {
                 AttentionSpec::Gqa(gqa) => {
@@ -295,13 +295,13 @@ impl RankCut {
     /// Which layer has how many heads, elements or tokens, where that is fewer than ranks.
     pub fn new(
         spec: &DecoderSpec,
-        borders: &CutBorders,
+        borders: &ShardBoundaries,
         (rank, ranks): (usize, usize),
     ) -> Result<Self, String> {
         if rank >= ranks {
             return Err(format!("rank {rank} of {ranks} does not exist"));
         }
-        let tokens = deal(spec.vocab_size, &borders.tokens, ranks).ok_or_else(|| {
+        let tokens = split_evenly(spec.vocab_size, &borders.tokens, ranks).ok_or_else(|| {
             let found = spec.vocab_size;
             format!(
                 "found a vocabulary of {found} tokens, expected at least {ranks} for as many ranks"
@@ -309,34 +309,34 @@ impl RankCut {
         })?;
         let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
             let of_layer = |all: &[Vec<usize>]| all.get(index).cloned().unwrap_or_default();
-            let deal = |what: &str, count: usize, borders: &[Vec<usize>]| {
-                let parts = deal(count, &of_layer(borders), ranks).ok_or_else(|| {
+            let own_range = |what: &str, count: usize, borders: &[Vec<usize>]| {
+                let parts = split_evenly(count, &of_layer(borders), ranks).ok_or_else(|| {
                     format!("found {what} of {count} elements, expected at least {ranks} for as many ranks")
                 });
                 parts.map(|parts| parts[rank].clone())
             };
-            let cut = || -> Result<LayerCut, String> {
-                let mut cut = match &layer.attention {
+            let own = || -> Result<LayerShard, String> {
+                let mut shard = match &layer.attention {
                     AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks))?,
-                    AttentionSpec::Mla(mla) => LayerCut {
-                        heads: deal("attention", mla.heads, &[])?,
-                        ..LayerCut::default()
+                    AttentionSpec::Mla(mla) => LayerShard {
+                        heads: own_range("attention", mla.heads, &[])?,
+                        ..LayerShard::default()
                     },
-                    AttentionSpec::ShortConv(conv) => LayerCut {
-                        channels: deal("a convolution", conv.channels, &borders.channels)?,
-                        ..LayerCut::default()
+                    AttentionSpec::ShortConv(conv) => LayerShard {
+                        channels: own_range("a convolution", conv.channels, &borders.channels)?,
+                        ..LayerShard::default()
                     },
-                    AttentionSpec::Linear(_) => LayerCut::default(),
+                    AttentionSpec::Linear(_) => LayerShard::default(),
                 };
                 let inner = intermediate(&layer.feed_forward);
-                cut.intermediate = deal("a feed-forward", inner, &borders.intermediate)?;
+                shard.intermediate = own_range("a feed-forward", inner, &borders.intermediate)?;
                 let shared = shared_intermediate(&layer.feed_forward);
                 if shared > 0 {
-                    cut.shared = deal("a shared expert", shared, &borders.shared)?;
+                    shard.shared = own_range("a shared expert", shared, &borders.shared)?;
                 }
-                Ok(cut)
+                Ok(shard)
             };
-            cut().map_err(|reason| format!("layer {index}: {reason}"))
+            own().map_err(|reason| format!("layer {index}: {reason}"))
         });
         let layers = layers.collect::<Result<_, String>>()?;
         Ok(Self {
@@ -422,19 +422,25 @@ impl RankCut {
     /// What this rank holds of a tensor of the decoder.
     pub fn slice(&self, tensor: &DecoderTensor) -> TensorSlice {
         let dims = tensor.shape.dims();
-        let dim = match (tensor.cut(), tensor.shape) {
-            (CutAxis::Columns, _) => dims.len() - 1,
-            (CutAxis::Rows, TensorShape::Stack(_) | TensorShape::Biases { .. }) => 1,
-            (CutAxis::Replicated | CutAxis::Rows | CutAxis::Matrices | CutAxis::Vocabulary, _) => 0,
+        let dim = match (tensor.shard_axis(), tensor.shape) {
+            (ShardAxis::Columns, _) => dims.len() - 1,
+            (ShardAxis::Rows, TensorShape::Stack(_) | TensorShape::Biases { .. }) => 1,
+            (
+                ShardAxis::Replicated
+                | ShardAxis::Rows
+                | ShardAxis::Matrices
+                | ShardAxis::Vocabulary,
+                _,
+            ) => 0,
         };
         let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
-        let units = match (tensor.cut_unit(), layer) {
-            (Some(CutUnit::Tokens), _) => self.tokens(),
-            (Some(CutUnit::Heads), Some(layer)) => layer.heads.clone(),
-            (Some(CutUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
-            (Some(CutUnit::Channels), Some(layer)) => layer.channels.clone(),
-            (Some(CutUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
-            (Some(CutUnit::SharedIntermediate), Some(layer)) => layer.shared.clone(),
+        let units = match (tensor.shard_unit(), layer) {
+            (Some(ShardUnit::Tokens), _) => self.tokens(),
+            (Some(ShardUnit::Heads), Some(layer)) => layer.heads.clone(),
+            (Some(ShardUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
+            (Some(ShardUnit::Channels), Some(layer)) => layer.channels.clone(),
+            (Some(ShardUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
+            (Some(ShardUnit::SharedIntermediate), Some(layer)) => layer.shared.clone(),
             (None, _) | (Some(_), None) => {
                 let range = 0..dims[dim];
                 return TensorSlice { dim, range };
@@ -450,19 +456,19 @@ impl RankCut {
 
 impl DecoderTensor {
     /// Along what it is cut.
-    pub fn cut(&self) -> CutAxis {
+    pub fn shard_axis(&self) -> ShardAxis {
         let is_norm = matches!(self.id.role, TensorRole::QueryNorm | TensorRole::KeyNorm);
         match is_norm && self.shape.dims() == [self.unit] {
             // The same for all heads.
-            true => CutAxis::Replicated,
+            true => ShardAxis::Replicated,
             false => self.id.axis(),
         }
     }
 
     /// What its cut dimension is made of; `None` for a tensor that is replicated.
-    pub fn cut_unit(&self) -> Option<CutUnit> {
-        match self.cut() {
-            CutAxis::Replicated => None,
+    pub fn shard_unit(&self) -> Option<ShardUnit> {
+        match self.shard_axis() {
+            ShardAxis::Replicated => None,
             _ => self.id.unit(),
         }
     }
@@ -484,7 +490,7 @@ fn shared_intermediate(feed_forward: &FeedForwardSpec) -> usize {
 
 /// Parts of `total` that differ by at most one unit, at multiples of the first of `units` (or of 1) that gives every
 /// rank something; `None` when there are fewer elements than ranks.
-fn deal(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>> {
+fn split_evenly(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>> {
     let enough = |unit: &usize| *unit > 0 && total.div_ceil(*unit) >= ranks;
     let unit = units.iter().copied().chain([1]).find(enough)?;
     let count = total.div_ceil(unit);
@@ -493,7 +499,7 @@ fn deal(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>
 }
 
 /// What a rank holds of a layer's attention: query heads, and key and value heads.
-fn heads(gqa: &GqaSpec, (rank, ranks): (usize, usize)) -> Result<LayerCut, String> {
+fn heads(gqa: &GqaSpec, (rank, ranks): (usize, usize)) -> Result<LayerShard, String> {
     let (heads, kv_heads) = (gqa.heads, gqa.kv_heads);
     let of_each = heads / kv_heads.max(1);
     let fail = || {
@@ -506,26 +512,26 @@ fn heads(gqa: &GqaSpec, (rank, ranks): (usize, usize)) -> Result<LayerCut, Strin
     if ranks > heads {
         return Err(fail());
     }
-    if let Some(parts) = deal(kv_heads, &[], ranks) {
+    if let Some(parts) = split_evenly(kv_heads, &[], ranks) {
         let kv = parts[rank].clone();
-        return Ok(LayerCut {
+        return Ok(LayerShard {
             heads: kv.start * of_each..kv.end * of_each,
             kv_heads: kv,
             owns_kv_heads: true,
-            ..LayerCut::default()
+            ..LayerShard::default()
         });
     }
     // The ranks are dealt out over the kv heads, and the query heads of each over its ranks.
-    let owners = deal(ranks, &[], kv_heads).ok_or_else(fail)?;
+    let owners = split_evenly(ranks, &[], kv_heads).ok_or_else(fail)?;
     let find = owners.iter().position(|owners| owners.contains(&rank));
     let (kv, owners) = find.map(|kv| (kv, &owners[kv])).ok_or_else(fail)?;
-    let shares = deal(of_each, &[], owners.len()).ok_or_else(fail)?;
+    let shares = split_evenly(of_each, &[], owners.len()).ok_or_else(fail)?;
     let share = &shares[rank - owners.start];
     let first = kv * of_each;
-    Ok(LayerCut {
+    Ok(LayerShard {
         heads: first + share.start..first + share.end,
         kv_heads: kv..kv + 1,
         owns_kv_heads: rank == owners.start,
-        ..LayerCut::default()
+        ..LayerShard::default()
     })
 }

@@ -136,7 +136,7 @@ pub(crate) fn group_indices(
 pub(crate) struct Groups<'a> {
     pub(crate) scales: &'a [[u8; 2]],
     pub(crate) zeros: &'a [u8],
-    pub(crate) of_inputs: &'a [usize],
+    pub(crate) group_of_input: &'a [usize],
     pub(crate) out_features: usize,
 }
 
@@ -146,7 +146,7 @@ impl Groups<'_> {
     pub(crate) fn decode(&self, column: usize, first: usize, codes: &[u8], out: &mut [f32]) {
         let mut done = 0;
         // Runs of one group have constants that let the inner loop be vectorised.
-        for run in self.of_inputs[first..][..codes.len()].chunk_by(|a, b| a == b) {
+        for run in self.group_of_input[first..][..codes.len()].chunk_by(|a, b| a == b) {
             let Some(group) = run.first() else { continue };
             let at = group * self.out_features + column;
             let (scale, zero) = (F16Le(self.scales[at]).to_f32(), i32::from(self.zeros[at]));
