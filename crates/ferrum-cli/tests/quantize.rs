@@ -555,7 +555,7 @@ fn each_expert_has_its_own_importance() {
         .collect();
     body.push(name, &bytes).unwrap();
     std::fs::write(&source, body.finish().unwrap()).unwrap();
-    // Even columns of the second expert accumulate_values nearly all.
+    // Even columns of the second expert weigh nearly all.
     let columns: Vec<f32> = (0..512)
         .map(|i| if i >= 256 && i % 2 == 0 { 50.0 } else { 0.5 })
         .collect();

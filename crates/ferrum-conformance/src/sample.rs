@@ -33,7 +33,7 @@ impl Rows {
         let mut batch = SampleBatch::default();
         for index in 0..count {
             let row = RowSampling {
-                unit: f64::from(rng.unit()),
+                uniform: f64::from(rng.unit()),
                 ..settings(rng, index)
             };
             batch.push(row, [], None);
@@ -176,7 +176,7 @@ fn choose(data: &Rows, index: usize) -> i32 {
             *x = f32::NEG_INFINITY;
         }
     }
-    let last = row.last.map(|last| data.previous[last as usize]);
+    let last = row.pending_row.map(|last| data.previous[last as usize]);
     for (token, x) in logits.iter_mut().enumerate() {
         let listed = changes.iter().find(|c| c.token as usize == token);
         let (bias, recent, generated) =
@@ -248,7 +248,7 @@ fn drawn(logits: &[f32], numbers: &[usize], row: &RowSampling, top: usize) -> us
     let mut sum = 0.0;
     let passed = left.iter().find(|&&i| {
         sum += weight(i);
-        sum > row.unit * all
+        sum > row.uniform * all
     });
     *passed.or(left.last()).unwrap_or(&top)
 }
@@ -261,8 +261,8 @@ const WARM: RowSampling = RowSampling {
     repeat_penalty: 1.0,
     presence_penalty: 0.0,
     frequency_penalty: 0.0,
-    unit: 0.0,
-    last: None,
+    uniform: 0.0,
+    pending_row: None,
     logprobs: None,
 };
 
@@ -346,7 +346,7 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
     let make = |rng: &mut Rng| {
         let (rows, vocab) = (30, 40);
         let settings = |rng: &mut Rng, index: usize| RowSampling {
-            last: Some(29 - index as u32),
+            pending_row: Some(29 - index as u32),
             ..any(rng, vocab)
         };
         let mut data = Rows::new(rng, (rows, vocab), settings).bent(rng, 20, false);
@@ -450,7 +450,7 @@ fn refuses<B: BackendSample>(device: &B, refused: &mut Refusals) -> Check {
         (
             "a row before the first",
             RowSampling {
-                last: Some(9),
+                pending_row: Some(9),
                 ..WARM
             },
         ),

@@ -158,7 +158,7 @@ fn add(
 }
 
 /// Sums divided by their counts, of which there is one for each equal part. Parts that were never
-/// used (an expert that no token took) accumulate_values the same everywhere.
+/// used (an expert that no token took) weigh the same everywhere.
 fn means(path: &Path, name: &str, mut sums: Vec<f32>, counts: &[f32]) -> Result<Vec<f32>> {
     let bad = |found: String, expected: &'static str| {
         Err(FormatError::tensor(path, name, found, expected))

@@ -84,7 +84,7 @@ fn measure<K: CpuKvElement>(device: &CpuBackend, block_size: usize) {
     let mut layers = layers.iter().cycle();
     let mut attention = |queries: usize| {
         let batch = batch(device, queries, block_size);
-        peak::typical(TIME, || {
+        peak::median_seconds(TIME, || {
             let kv = layers.next().unwrap();
             CpuBackend::kv_attention(&mut ctx, &q, kv, None, &batch, &mut out, &CONFIG).unwrap();
         })

@@ -42,17 +42,13 @@ fn main() {
         if !names.is_empty() && !names.iter().any(|n| n.eq_ignore_ascii_case(name)) {
             return;
         }
-        let peak::Packing {
-            bytes,
-            again,
-            fresh,
-        } = peak::packing(&device, weights, K).unwrap();
+        let peak::PackingTimes { bytes, warm, cold } = peak::packing(&device, weights, K).unwrap();
         let both = (weights.stored_bytes() + bytes) as f64 / 1e9;
-        let speeds = [again, fresh].map(|[packed, copied]| {
+        let speeds = [warm, cold].map(|[packed, copied]| {
             let (speed, of) = (both / packed, both / copied);
             format!("{speed:5.1} GB/s {:3.0} % of {of:4.1}", 100.0 * speed / of)
         });
-        println!("{name:18} {}   fresh {}", speeds[0], speeds[1]);
+        println!("{name:18} {}   cold {}", speeds[0], speeds[1]);
     };
     for ty in GgufQuantType::all() {
         let floats = matches!(

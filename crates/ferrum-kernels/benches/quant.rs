@@ -56,7 +56,7 @@ fn main() {
                 .load_quant(bytes, ty, MatShape { rows: n, cols: K })
                 .unwrap();
             let shape = GemmShape { rows, n, k: K };
-            peak::typical(TIME, || {
+            peak::median_seconds(TIME, || {
                 CpuBackend::gemm_quant(&mut ctx, &x, &weight, &mut out, shape).unwrap()
             })
         };

@@ -127,7 +127,7 @@ pub struct StepBatch {
     /// Whose hidden states these are.
     pub feature_source: FeatureSource,
     /// Tokens that only the device knows yet. Runners whose steps do not overlap never get any.
-    pub choices: Vec<PendingToken>,
+    pub pending_tokens: Vec<PendingToken>,
     /// How the device chooses tokens of the rows that want a [sampled](crate::DeviceChoice::Sampled) one, in order.
     pub sampling: SampleBatch,
 }
@@ -202,7 +202,7 @@ impl StepBatch {
         self.images.clear();
         self.features.clear();
         self.feature_source = FeatureSource::default();
-        self.choices.clear();
+        self.pending_tokens.clear();
         self.sampling.clear();
     }
 
@@ -210,7 +210,7 @@ impl StepBatch {
     /// logits.
     pub fn set_last_pending(&mut self, row: u32) {
         let token = self.tokens.len().saturating_sub(1) as u32;
-        self.choices.push(PendingToken { token, row });
+        self.pending_tokens.push(PendingToken { token, row });
     }
 
     /// Of the sequence that was added last, `rows` want their residual stream behind layer `layer` as well.

@@ -383,7 +383,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 "{found} steps are in flight, this runner takes {most}"
             ));
         }
-        for choice in &batch.choices {
+        for choice in &batch.pending_tokens {
             let PendingToken { token, row } = *choice;
             if found == 0 || self.choices.place(row).is_none() {
                 return fail(format!(

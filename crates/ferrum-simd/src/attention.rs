@@ -15,7 +15,7 @@ pub use contiguous::{flash_attention, mla_attention};
 
 use super::exec::{Exec, Scratch};
 use super::gemm::lane::Single;
-use super::gemm::tile::{F32Columns, Halves, MAX_ROWS, PANEL};
+use super::gemm::tile::{F32Columns, MAX_ROWS, PANEL, SplitColumns};
 use super::memory::SharedMut;
 use super::simd::{LANES, Simd};
 use ferrum_types::{AttnConfig, Result};
@@ -59,9 +59,9 @@ pub(crate) struct Values<'a> {
 /// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
 pub(crate) trait KeyTile: Copy {
     /// Columns of keys, `[key_dim][KEYS]`.
-    fn keys(&self) -> impl Halves<Lane = Single>;
+    fn keys(&self) -> impl SplitColumns<Lane = Single>;
     /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
-    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single>;
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single>;
 }
 
 /// A tile in f32; also for sources whose tiles are never taken as they lie.
@@ -74,12 +74,12 @@ pub(crate) struct Copied<'a> {
 
 impl KeyTile for Copied<'_> {
     #[inline(always)]
-    fn keys(&self) -> impl Halves<Lane = Single> {
+    fn keys(&self) -> impl SplitColumns<Lane = Single> {
         F32Columns::new(self.keys.as_ptr(), KEYS)
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single> {
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single> {
         F32Columns::new(
             self.values.data[first * self.values.stride..][at..].as_ptr(),
             self.values.stride,
@@ -207,7 +207,7 @@ impl<K: KeyValues> Attention<'_, K> {
         let stride = self.value_dim.next_multiple_of(PANEL);
         let layout = Layout::new(rows, self.key_dim, stride);
         let size = layout.total();
-        let (floats, items) = scratch.both(threads * size)?;
+        let (floats, items) = scratch.floats_and_items(threads * size)?;
         let floats = SharedMut::new(floats);
         let task = |item: &[usize; 3], thread: usize| {
             let [s, kv_head, first] = *item;

@@ -88,7 +88,7 @@ pub fn conv1d(
     let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * size)?);
     let out = SharedMut::new(out);
     let panels = out_len.div_ceil(PANEL);
-    exec.spread(panels * groups, taps * group_out, |units, thread| {
+    exec.parallel_for(panels * groups, taps * group_out, |units, thread| {
         // SAFETY: no two running tasks share a thread number.
         let buffer = unsafe { buffers.part(thread * size, size) };
         let (columns, sums) = buffer.split_at_mut(taps * PANEL);
@@ -160,7 +160,7 @@ pub fn conv2d_patch(
     let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * size)?);
     let rows = SharedMut::new(rows);
     let patches = down * across;
-    exec.spread(patches.div_ceil(PANEL), taps * out, |panels, thread| {
+    exec.parallel_for(patches.div_ceil(PANEL), taps * out, |panels, thread| {
         // SAFETY: no two running tasks share a thread number.
         let buffer = unsafe { buffers.part(thread * size, size) };
         let (columns, sums) = buffer.split_at_mut(taps * PANEL);

@@ -138,7 +138,7 @@ unsafe fn spread_lanes(exec: &Exec, op: impl LaneOp, pointers: Pointers, len: us
     }
     // Units of a few lines: a task's stretch then begins on a line of its own.
     const UNIT: usize = 4 * LANES;
-    exec.spread(len.div_ceil(UNIT), UNIT * of(op), |units, _| {
+    exec.parallel_for(len.div_ceil(UNIT), UNIT * of(op), |units, _| {
         let pointers = &pointers;
         let start = units.start * UNIT;
         exec.level.run(Lanes {
@@ -300,7 +300,7 @@ fn by_segments(
     let per_row = dim.div_ceil(SEGMENT);
     let rows = out.len() / dim;
     let out = SharedMut::new(out);
-    exec.spread(rows * per_row, SEGMENT.min(dim) * cost, |units, _| {
+    exec.parallel_for(rows * per_row, SEGMENT.min(dim) * cost, |units, _| {
         for unit in units {
             let (row, at) = (unit / per_row, unit % per_row * SEGMENT);
             let len = SEGMENT.min(dim - at);

@@ -27,7 +27,7 @@ pub struct Exec {
 impl Exec {
     /// Calls `f` with ranges that cover `0..units`, and the number of the calling thread. One unit
     /// costs about `cost` element operations; small work stays on this thread.
-    pub fn spread(&self, units: usize, cost: usize, f: impl Fn(Range<usize>, usize) + Sync) {
+    pub fn parallel_for(&self, units: usize, cost: usize, f: impl Fn(Range<usize>, usize) + Sync) {
         let total = units.saturating_mul(cost.max(1));
         let tasks = units
             .min(self.pool.threads() * TASKS_PER_THREAD)
@@ -46,7 +46,12 @@ impl Exec {
 
     /// Calls `f` with each unit, which threads take one by one: for units of different cost. All cost
     /// about `total` element operations; small work, and a single unit, stays on this thread.
-    pub fn each(&self, units: usize, total: usize, f: impl Fn(usize, usize) + Sync) {
+    pub fn parallel_for_dynamic(
+        &self,
+        units: usize,
+        total: usize,
+        f: impl Fn(usize, usize) + Sync,
+    ) {
         if total < WORTH_A_THREAD || units <= 1 {
             (0..units).for_each(|unit| f(unit, 0));
         } else {
@@ -94,7 +99,7 @@ impl Scratch {
     ///
     /// # Errors
     /// [`OutOfMemory`](ferrum_types::Error::OutOfMemory).
-    pub fn both(&mut self, len: usize) -> Result<(&mut [f32], &[[usize; 3]])> {
+    pub fn floats_and_items(&mut self, len: usize) -> Result<(&mut [f32], &[[usize; 3]])> {
         self.floats(len)?;
         Ok((&mut self.floats.as_mut_slice()[..len], &self.items))
     }

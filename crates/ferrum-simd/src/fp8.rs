@@ -152,7 +152,7 @@ impl PanelSource for Packing<'_> {
         panel_bytes(self.shape.cols)
     }
 
-    fn numbers(&self) -> usize {
+    fn elements_per_panel(&self) -> usize {
         self.shape.cols * PANEL
     }
 

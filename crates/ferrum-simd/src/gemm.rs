@@ -132,10 +132,10 @@ fn product<F: Format>(
 ) -> Result<()> {
     let k = weight.shape.cols;
     let rows = x.len() / k;
-    let Form {
+    let GemmMode {
         tile_rows,
         direct: direct_form,
-    } = Form::of(exec, rows);
+    } = GemmMode::of(exec, rows);
     let panels = weight.panels();
     if panels == 0 {
         return Ok(());
@@ -172,14 +172,14 @@ fn product<F: Format>(
 
 /// How some rows are multiplied.
 #[derive(Clone, Copy)]
-pub(crate) struct Form {
+pub(crate) struct GemmMode {
     /// Rows of a tile.
     pub(crate) tile_rows: usize,
     /// Whether panels are decoded in registers for each tile.
     pub(crate) direct: bool,
 }
 
-impl Form {
+impl GemmMode {
     /// The form of `rows` rows.
     pub(crate) fn of(exec: &Exec, rows: usize) -> Self {
         let (tile_rows, direct_rows) = exec.level.run(TileSize);
@@ -247,7 +247,7 @@ pub(crate) fn some_panels(
     block: &mut [f32],
     out: Columns<'_>,
 ) {
-    let Form { tile_rows, direct } = Form::of(exec, rows);
+    let GemmMode { tile_rows, direct } = GemmMode::of(exec, rows);
     with_format!(weight.elements, F => if direct {
         let direct = Direct::<F> {
             packed,
@@ -314,7 +314,7 @@ fn direct<F: Format>(
     (rows, tile_rows): (usize, usize),
 ) {
     let cost = weight.shape.cols * PANEL * rows.div_ceil(4) / 4;
-    exec.spread(weight.panels(), cost, |panels, _| {
+    exec.parallel_for(weight.panels(), cost, |panels, _| {
         let direct = Direct::<F> {
             packed,
             rows,
@@ -592,7 +592,7 @@ pub(crate) fn rows_by_id(
 ) {
     let ids = &ids[..rows];
     let out = SharedMut::new(&mut out[..rows * dim]);
-    exec.spread(rows, 4 * dim, |range, _| {
+    exec.parallel_for(rows, 4 * dim, |range, _| {
         for i in range {
             // SAFETY: each row belongs to one task.
             let out = unsafe { out.part(i * dim, dim) };
@@ -611,7 +611,7 @@ pub(crate) fn rows_by_id(
 pub fn argmax_rows(exec: &Exec, x: &[f32], out: &mut [i32], shape: RowShape) {
     let RowShape { rows, dim } = shape;
     let out = SharedMut::new(&mut out[..rows]);
-    exec.spread(rows, dim / 4, |range, _| {
+    exec.parallel_for(rows, dim / 4, |range, _| {
         for r in range {
             // SAFETY: each row belongs to one task.
             let out = unsafe { out.part(r, 1) };

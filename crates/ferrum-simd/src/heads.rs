@@ -229,7 +229,7 @@ pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
     let value_heads = if shape.value_dim == 0 { 0 } else { kv_heads };
     let widest = shape.head_dim.max(shape.value_dim);
     let buffers = SharedMut::new(scratch.floats(exec.pool.threads() * widest)?);
-    exec.spread(
+    exec.parallel_for(
         heads + kv_heads + value_heads,
         tokens * widest * 2,
         |units, thread| {
@@ -372,7 +372,7 @@ pub fn qk_norm_rope(
     shape: HeadsShape,
 ) {
     let x = SharedMut::new(&mut x[..shape.len()]);
-    exec.spread(
+    exec.parallel_for(
         shape.tokens * shape.heads,
         2 * shape.head_dim,
         |vectors, _| {
@@ -428,7 +428,7 @@ pub fn append_head_major(
     let k_cache = Strided::cache(k_cache, span, shape);
     let v_cache = Strided::cache(v_cache, span, shape);
     let part = shape.tokens * shape.head_dim;
-    exec.spread(shape.heads, 2 * part, |heads, _| {
+    exec.parallel_for(shape.heads, 2 * part, |heads, _| {
         for head in heads {
             for (src, cache) in [(k, &k_cache), (v, &v_cache)] {
                 // The tokens of a head lie together on both sides.
@@ -454,7 +454,7 @@ pub fn transpose(exec: &Exec, src: &[f32], dst: &mut [f32], to: HeadLayout, shap
         HeadLayout::HeadMajor => (heads, tokens),
         HeadLayout::TokenMajor => (tokens, heads),
     };
-    exec.spread(outer, inner * head_dim, |range, _| {
+    exec.parallel_for(outer, inner * head_dim, |range, _| {
         for i in range {
             for j in 0..inner {
                 // SAFETY: each vector belongs to one task.

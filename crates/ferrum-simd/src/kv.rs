@@ -12,7 +12,7 @@ pub use element::CpuKvElement;
 use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values};
 use super::exec::{Exec, Scratch};
 use super::gemm::lane::Single;
-use super::gemm::tile::{Columns, Halves, PANEL};
+use super::gemm::tile::{Columns, PANEL, SplitColumns};
 use super::heads::{HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, move_qkv};
 use super::math::{self, for_vectors};
 use super::memory::SharedMut;
@@ -432,7 +432,7 @@ struct ValueColumns<K: CpuKvElement> {
 
 impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     #[inline(always)]
-    fn keys(&self) -> impl Halves<Lane = Single> {
+    fn keys(&self) -> impl SplitColumns<Lane = Single> {
         KeyColumns {
             chunks: self.keys,
             first: 0,
@@ -440,7 +440,7 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl Halves<Lane = Single> {
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single> {
         ValueColumns {
             chunks: self.values,
             first,
@@ -464,7 +464,7 @@ impl<K: CpuKvElement> Columns for KeyColumns<K> {
     }
 }
 
-impl<K: CpuKvElement> Halves for KeyColumns<K> {
+impl<K: CpuKvElement> SplitColumns for KeyColumns<K> {
     #[inline(always)]
     fn right(self) -> Self {
         let first = self.first + 1;
@@ -488,7 +488,7 @@ impl<K: CpuKvElement> Columns for ValueColumns<K> {
     }
 }
 
-impl<K: CpuKvElement> Halves for ValueColumns<K> {
+impl<K: CpuKvElement> SplitColumns for ValueColumns<K> {
     #[inline(always)]
     fn right(self) -> Self {
         let at = self.at + LANES;

@@ -45,7 +45,7 @@ pub fn linear_attention(
     );
     let heads = shape.value_heads;
     let tasks = scratch.items.len() * heads;
-    let (room, sequences) = scratch.both(tasks * 2 * shape.key_dim)?;
+    let (room, sequences) = scratch.floats_and_items(tasks * 2 * shape.key_dim)?;
     let tokens: usize = sequences.iter().map(|[_, tokens, _]| tokens).sum();
     let room = SharedMut::new(room);
     let call = Call {
@@ -54,7 +54,7 @@ pub fn linear_attention(
         out: SharedMut::new(out),
         shape,
     };
-    exec.each(tasks, 4 * tokens * part, |task, _| {
+    exec.parallel_for_dynamic(tasks, 4 * tokens * part, |task, _| {
         // SAFETY: each task has a part of its own.
         let room = unsafe { room.part(task * 2 * shape.key_dim, 2 * shape.key_dim) };
         exec.level.run(Head {

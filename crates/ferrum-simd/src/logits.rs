@@ -20,15 +20,15 @@ pub fn max(x: &[f32]) -> f32 {
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn accumulate_values(logits: &[f32], top: f32, temperature: f32, weights: &mut [f32]) -> f32 {
-    weigh_at(*LEVEL, logits, top, temperature, weights)
+pub fn softmax_weights(logits: &[f32], top: f32, temperature: f32, weights: &mut [f32]) -> f32 {
+    softmax_weights_at(*LEVEL, logits, top, temperature, weights)
 }
 
-/// [`accumulate_values`] with the code of a level.
+/// [`softmax_weights`] with the code of a level.
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn weigh_at(
+pub fn softmax_weights_at(
     level: Level,
     logits: &[f32],
     top: f32,

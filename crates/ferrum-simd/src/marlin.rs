@@ -7,7 +7,7 @@ use super::gemm::{self, pack::CpuWeight};
 use super::moe::Matrices;
 use super::panels::PanelSource;
 use super::quant::affine::{self, Layer, fits};
-use super::quant::pack::{self, Packed, is_packed};
+use super::quant::pack::{self, PackedMatrix, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use ferrum_quant::fp8_layer::Fp8Tensors;
 use ferrum_quant::weights::{GgufRows, QuantWeights};
@@ -16,7 +16,7 @@ use ferrum_types::{Error, Result, SrcDtype, WeightPart};
 const LOAD: &str = "load_layers";
 
 /// A part on its way to panels.
-enum Taken<'a> {
+enum PackSource<'a> {
     Layer(Layer<'a>),
     Blocks(GgufRows<'a>),
     Float8(Fp8Tensors<'a>),
@@ -24,18 +24,23 @@ enum Taken<'a> {
     Values(Vec<f32>, usize),
 }
 
-impl<'a> Taken<'a> {
+impl<'a> PackSource<'a> {
     fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
         match weights {
-            QuantWeights::Gguf(part) => return Ok(Taken::Blocks(*part)),
-            QuantWeights::Fp8(layer) if fp8::fits(layer) => return Ok(Taken::Float8(*layer)),
+            QuantWeights::Gguf(part) => return Ok(PackSource::Blocks(*part)),
+            QuantWeights::Fp8(layer) if fp8::fits(layer) => return Ok(PackSource::Float8(*layer)),
             _ => {}
         }
         let affine = match is_native_layer(weights) {
             true => weights.affine(LOAD)?,
             false => None,
         };
-        let expanded = || Ok(Taken::Values(weights.expand(LOAD, cols)?, weights.rows()));
+        let expanded = || {
+            Ok(PackSource::Values(
+                weights.expand(LOAD, cols)?,
+                weights.rows(),
+            ))
+        };
         let Some((affine, codes)) = affine else {
             return expanded();
         };
@@ -44,16 +49,16 @@ impl<'a> Taken<'a> {
             let reason = format!("a layer has {found} input features, expected {cols}");
             return Err(Error::invalid(LOAD, reason));
         }
-        Layer::new(affine, codes).map_or_else(expanded, |layer| Ok(Taken::Layer(layer)))
+        Layer::new(affine, codes).map_or_else(expanded, |layer| Ok(PackSource::Layer(layer)))
     }
 
     /// Whether both become one matrix.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Taken::Layer(a), Taken::Layer(b)) => a.is_like(b),
-            (Taken::Blocks(_), Taken::Blocks(_))
-            | (Taken::Float8(_), Taken::Float8(_))
-            | (Taken::Values(..), Taken::Values(..)) => true,
+            (PackSource::Layer(a), PackSource::Layer(b)) => a.is_like(b),
+            (PackSource::Blocks(_), PackSource::Blocks(_))
+            | (PackSource::Float8(_), PackSource::Float8(_))
+            | (PackSource::Values(..), PackSource::Values(..)) => true,
             _ => false,
         }
     }
@@ -100,11 +105,11 @@ pub(super) fn native_experts(
     }
     let (mut packed, mut float8) = (Vec::new(), Vec::new());
     for expert in experts {
-        match Taken::new(expert, cols)? {
-            Taken::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
-            Taken::Blocks(part) => packed.push(Packed::new(exec, &[part], cols)?),
-            Taken::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
-            Taken::Values(..) => return Ok(None),
+        match PackSource::new(expert, cols)? {
+            PackSource::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
+            PackSource::Blocks(part) => packed.push(PackedMatrix::new(exec, &[part], cols)?),
+            PackSource::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
+            PackSource::Values(..) => return Ok(None),
         }
     }
     Ok(Some(match float8s {
@@ -121,25 +126,25 @@ pub(super) fn native_experts(
 pub fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQuantWeight> {
     let taken = parts
         .iter()
-        .map(|part| Taken::new(part, cols))
+        .map(|part| PackSource::new(part, cols))
         .collect::<Result<Vec<_>>>()?;
     let mut loaded = Vec::new();
-    for run in taken.chunk_by(Taken::is_like) {
+    for run in taken.chunk_by(PackSource::is_like) {
         match run[0] {
-            Taken::Layer(_) => {
-                let layers: Vec<_> = run.iter().filter_map(Taken::layer).collect();
+            PackSource::Layer(_) => {
+                let layers: Vec<_> = run.iter().filter_map(PackSource::layer).collect();
                 loaded.push(Part::Packed(Layer::pack(exec, &layers, cols)?));
             }
-            Taken::Blocks(_) => {
-                let blocks: Vec<_> = run.iter().filter_map(Taken::blocks).collect();
+            PackSource::Blocks(_) => {
+                let blocks: Vec<_> = run.iter().filter_map(PackSource::blocks).collect();
                 loaded.extend(quant::load_parts(exec, &blocks, cols)?);
             }
-            Taken::Float8(_) => {
-                let layers: Vec<_> = run.iter().filter_map(Taken::float8).collect();
+            PackSource::Float8(_) => {
+                let layers: Vec<_> = run.iter().filter_map(PackSource::float8).collect();
                 loaded.push(Part::Dense(fp8::pack(exec, &layers, cols)?));
             }
-            Taken::Values(..) => {
-                let values: Vec<_> = run.iter().filter_map(Taken::values).collect();
+            PackSource::Values(..) => {
+                let values: Vec<_> = run.iter().filter_map(PackSource::values).collect();
                 loaded.push(Part::Dense(CpuWeight::pack(exec, &values, cols)?));
             }
         }
@@ -154,11 +159,11 @@ pub(super) fn with_panels<T>(
     cols: usize,
     f: impl FnOnce(&dyn PanelSource) -> Result<T>,
 ) -> Result<T> {
-    let taken = Taken::new(weights, cols)?;
-    if let Taken::Layer(layer) = &taken {
+    let taken = PackSource::new(weights, cols)?;
+    if let PackSource::Layer(layer) = &taken {
         return f(&*affine::Packing::new(exec, &[layer], cols)?.panels()?);
     }
-    if let Taken::Float8(layer) = taken {
+    if let PackSource::Float8(layer) = taken {
         return f(&fp8::Packing::new(&[layer], cols)?);
     }
     let blocks = taken.blocks();
@@ -170,31 +175,31 @@ pub(super) fn with_panels<T>(
     f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
 }
 
-impl<'a> Taken<'a> {
+impl<'a> PackSource<'a> {
     fn layer(&self) -> Option<&Layer<'a>> {
         match self {
-            Taken::Layer(layer) => Some(layer),
+            PackSource::Layer(layer) => Some(layer),
             _ => None,
         }
     }
 
     fn blocks(&self) -> Option<GgufRows<'a>> {
         match self {
-            Taken::Blocks(part) => Some(*part),
+            PackSource::Blocks(part) => Some(*part),
             _ => None,
         }
     }
 
     fn float8(&self) -> Option<Fp8Tensors<'a>> {
         match self {
-            Taken::Float8(layer) => Some(*layer),
+            PackSource::Float8(layer) => Some(*layer),
             _ => None,
         }
     }
 
     fn values(&self) -> Option<WeightPart<'_>> {
         match self {
-            Taken::Values(values, rows) => Some(WeightPart::new(
+            PackSource::Values(values, rows) => Some(WeightPart::new(
                 bytemuck::cast_slice(values),
                 SrcDtype::F32,
                 *rows,

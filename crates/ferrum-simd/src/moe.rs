@@ -12,7 +12,7 @@ mod product;
 mod routing;
 mod sums;
 
-pub use product::{Stack, gate_up, gemm};
+pub use product::{ExpertLinear, gate_up, gemm};
 pub use routing::route;
 pub use sums::{Pairs, weighted_sum, weighted_sum_norm};
 
@@ -20,7 +20,7 @@ use super::exec::Exec;
 use super::gemm::pack::CpuWeight;
 use super::marlin::native_experts;
 use super::quant::expand_stack;
-use super::quant::pack::{Packed, is_packed};
+use super::quant::pack::{PackedMatrix, is_packed};
 use ferrum_quant::weights::{GgufRows, QuantWeights};
 use ferrum_types::check::elements;
 use ferrum_types::{Error, ExpertShape, GgufQuantType, MatShape, Result, SrcDtype, WeightPart};
@@ -38,7 +38,7 @@ pub enum Matrices {
     /// Floats, or FP8.
     Dense(Vec<CpuWeight>),
     /// Integers.
-    Packed(Vec<Packed>),
+    Packed(Vec<PackedMatrix>),
 }
 
 impl Matrices {
@@ -110,7 +110,7 @@ impl CpuExperts {
         let part = |bytes, rows| GgufRows::new(bytes, ty, rows);
         let matrices = if is_packed(ty) {
             let whole = part(bytes, elements("load_quant_experts", &[experts, n])?);
-            Matrices::Packed(Packed::stack(exec, &[whole], k, experts)?)
+            Matrices::Packed(PackedMatrix::stack(exec, &[whole], k, experts)?)
         } else {
             // Bytes of another length than the stack's make parts that are refused.
             let each = bytes.chunks((bytes.len() / experts).max(1));

@@ -153,7 +153,7 @@ pub fn rms_norm(exec: &Exec, x: &[f32], weight: &[f32], out: &mut [f32], shape: 
     if size == 0 {
         return;
     }
-    exec.spread(rows, dim, |r, _| {
+    exec.parallel_for(rows, dim, |r, _| {
         let (start, len) = (r.start * dim, r.len() * dim);
         exec.level.run(Rms {
             x: &x[start..][..len],
@@ -185,7 +185,7 @@ pub fn fused_add_rms_norm(
     if size == 0 {
         return;
     }
-    exec.spread(rows, 2 * dim, |r, _| {
+    exec.parallel_for(rows, 2 * dim, |r, _| {
         let (start, len) = (r.start * dim, r.len() * dim);
         exec.level.run(AddRms {
             // SAFETY: each row belongs to one task.
@@ -219,7 +219,7 @@ pub fn layer_norm(
     if size == 0 {
         return;
     }
-    exec.spread(rows, 2 * dim, |r, _| {
+    exec.parallel_for(rows, 2 * dim, |r, _| {
         let (start, len) = (r.start * dim, r.len() * dim);
         exec.level.run(Layer {
             x: &x[start..][..len],

@@ -1,4 +1,4 @@
-//! Packed weights that are kept between runs.
+//! PackedMatrix weights that are kept between runs.
 //!
 //! Packing reads every byte of a model once at load. What comes of it depends on the source, the layout of
 //! panels and the level alone, so a [`PackedStore`] can keep it and give it back as mapped memory, which is
@@ -13,8 +13,8 @@ use super::isa::Level;
 use super::memory::SharedBytes;
 use super::moe::{CpuExperts, Matrices};
 use super::quant::affine::GroupForm;
-use super::quant::format::{Codes, Scales, UNIT};
-use super::quant::pack::{Flip, Form, OnFormat, Packed, is_packed, panel_bytes};
+use super::quant::format::{CodeLayout, ScaleLayout, UNIT};
+use super::quant::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, is_packed, panel_bytes};
 use super::quant::{CpuQuantWeight, Part};
 use ferrum_quant::compressed_tensors::PackedZeros;
 use ferrum_quant::gptq::ZeroPoints;
@@ -322,20 +322,20 @@ struct PanelBytes {
 impl OnFormat for PanelBytes {
     type Output = Option<usize>;
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Option<usize> {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) -> Option<usize> {
         let whole = self.cols.is_multiple_of(UNIT * F::UNITS);
         whole.then(|| panel_bytes::<C, F>(self.cols))
     }
 }
 
-impl Packable for Packed {
+impl Packable for PackedMatrix {
     fn describe(&self, entry: &mut PackedEntry) {
         match self.form {
-            Form::Blocks(ty) => {
+            PackedFormat::Blocks(ty) => {
                 entry.description.push(0);
                 put_number(entry, ty.id() as usize);
             }
-            Form::Groups(GroupForm { bits, long, zeros }) => {
+            PackedFormat::Groups(GroupForm { bits, long, zeros }) => {
                 let form = [1, bits as u8, long.into(), zeros.into()];
                 entry.description.extend(form);
             }
@@ -353,9 +353,9 @@ impl Packable for Packed {
         let form = match reader.byte()? {
             0 => {
                 let ty = GgufQuantType::from_id(u32::try_from(reader.number()?).ok()?)?;
-                is_packed(ty).then_some(Form::Blocks(ty))?
+                is_packed(ty).then_some(PackedFormat::Blocks(ty))?
             }
-            1 => Form::Groups(GroupForm {
+            1 => PackedFormat::Groups(GroupForm {
                 bits: reader.byte()?.into(),
                 long: reader.byte()? != 0,
                 zeros: reader.byte()? != 0,
@@ -418,7 +418,7 @@ impl Packable for CpuQuantWeight {
         for _ in 0..reader.number()? {
             let (part, cols) = match reader.byte()? {
                 0 => {
-                    let packed = Packed::restore(reader)?;
+                    let packed = PackedMatrix::restore(reader)?;
                     let cols = packed.shape.cols;
                     (Part::Packed(packed), cols)
                 }
@@ -471,9 +471,9 @@ impl Packable for CpuExperts {
                 Matrices::Dense(matrices)
             }
             1 => {
-                let mut matrices: Vec<Packed> = Vec::new();
+                let mut matrices: Vec<PackedMatrix> = Vec::new();
                 for _ in 0..experts {
-                    let matrix = Packed::restore(reader)?;
+                    let matrix = PackedMatrix::restore(reader)?;
                     (matrix.shape == expected).then(|| matrices.push(matrix))?;
                 }
                 Matrices::Packed(matrices)

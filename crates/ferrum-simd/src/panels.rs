@@ -25,11 +25,11 @@ pub(crate) trait PanelSource: Sync {
     /// Bytes of each.
     fn bytes(&self) -> usize;
 
-    /// Numbers in each.
-    fn numbers(&self) -> usize;
+    /// Elements of each.
+    fn elements_per_panel(&self) -> usize;
 
     /// Panels that are better packed side by side, because a line of memory has something for each.
-    fn side_by_side(&self) -> usize {
+    fn panels_per_task(&self) -> usize {
         1
     }
 
@@ -41,21 +41,25 @@ pub(crate) trait PanelSource: Sync {
         let (bytes, count) = (self.bytes(), self.count());
         // No fewer than there are threads.
         let most = count.div_ceil(2 * exec.pool.threads());
-        let some = self.side_by_side().clamp(1, most.max(1));
+        let some = self.panels_per_task().clamp(1, most.max(1));
         let out = SharedMut::new(out);
-        exec.spread(count.div_ceil(some), some * self.numbers(), |tasks, _| {
-            for first in tasks.map(|task| task * some) {
-                let count = some.min(count - first);
-                // SAFETY: each panel is packed by one task.
-                let panels = unsafe { out.part(first * bytes, count * bytes) };
-                self.pack(exec.level, first, panels);
-            }
-        });
+        exec.parallel_for(
+            count.div_ceil(some),
+            some * self.elements_per_panel(),
+            |tasks, _| {
+                for first in tasks.map(|task| task * some) {
+                    let count = some.min(count - first);
+                    // SAFETY: each panel is packed by one task.
+                    let panels = unsafe { out.part(first * bytes, count * bytes) };
+                    self.pack(exec.level, first, panels);
+                }
+            },
+        );
     }
 
     /// All panels in memory of their own.
     fn packed(&self, op: &'static str, exec: &Exec) -> Result<CpuBuffer<u8>> {
-        let mut data = CpuBuffer::lasting(elements(op, &[self.count(), self.bytes()])?)?;
+        let mut data = CpuBuffer::zeroed_for_weights(elements(op, &[self.count(), self.bytes()])?)?;
         self.pack_all(exec, data.as_mut_slice());
         Ok(data)
     }

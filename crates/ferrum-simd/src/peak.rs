@@ -39,7 +39,7 @@ pub fn read_bandwidth(exec: &Exec) -> Result<f64> {
     let parts = exec.pool.threads() * 8;
     let unit = STREAMS * VECTORS * LANES;
     let part = data.len() / parts / unit * unit;
-    let seconds = typical(TIME, || {
+    let seconds = median_seconds(TIME, || {
         exec.pool.run(parts, &|i, _| {
             black_box(exec.level.run(Sum(&data[i * part..][..part])));
         });
@@ -50,20 +50,20 @@ pub fn read_bandwidth(exec: &Exec) -> Result<f64> {
 /// Seconds in which the device's threads pack a weight, beside those of copying half as many bytes as packing
 /// reads and writes, measured in turns.
 #[derive(Clone, Copy, Debug)]
-pub struct Packing {
+pub struct PackingTimes {
     /// Bytes that are written.
     pub bytes: usize,
     /// Into memory that was written before: packing, copying.
-    pub again: [f64; 2],
+    pub warm: [f64; 2],
     /// Into memory as the system gives it.
-    pub fresh: [f64; 2],
+    pub cold: [f64; 2],
 }
 
 /// How fast a weight that takes `read` bytes is packed: medians.
 ///
 /// # Errors
 /// As [`load`](crate::marlin::load).
-pub fn packing(exec: &Exec, weights: &QuantWeights<'_>, cols: usize) -> Result<Packing> {
+pub fn packing(exec: &Exec, weights: &QuantWeights<'_>, cols: usize) -> Result<PackingTimes> {
     with_panels(exec, weights, cols, |panels| {
         let mut packed = panels.packed("packing", exec)?;
         let written = packed.as_slice().len();
@@ -71,7 +71,7 @@ pub fn packing(exec: &Exec, weights: &QuantWeights<'_>, cols: usize) -> Result<P
         let mut from = CpuBuffer::<u8>::zeroed(bytes)?;
         from.as_mut_slice().fill(1);
         let from = from.as_slice();
-        let mut copied = CpuBuffer::<u8>::lasting(bytes)?;
+        let mut copied = CpuBuffer::<u8>::zeroed_for_weights(bytes)?;
         let mut times = [const { Vec::new() }; 4];
         let begin = Instant::now();
         while begin.elapsed() < 4 * TIME || times[0].len() < 3 {
@@ -91,15 +91,19 @@ pub fn packing(exec: &Exec, weights: &QuantWeights<'_>, cols: usize) -> Result<P
             })?;
             run(2, &mut || panels.packed("packing", exec).map(drop))?;
             run(3, &mut || {
-                copy(exec, from, CpuBuffer::<u8>::lasting(bytes)?.as_mut_slice());
+                copy(
+                    exec,
+                    from,
+                    CpuBuffer::<u8>::zeroed_for_weights(bytes)?.as_mut_slice(),
+                );
                 Ok(())
             })?;
         }
         let [packed, copied, packed_fresh, copied_fresh] = times.map(median);
-        Ok(Packing {
+        Ok(PackingTimes {
             bytes: written,
-            again: [packed, copied],
-            fresh: [packed_fresh, copied_fresh],
+            warm: [packed, copied],
+            cold: [packed_fresh, copied_fresh],
         })
     })
 }
@@ -131,7 +135,7 @@ fn lane_peak<L: Lane>(exec: &Exec) -> f64 {
     let tasks = exec.pool.threads() * 4;
     let chains = || L::run(exec.level, Chains(black_box(1.0), PhantomData::<L>));
     let sums = chains().1;
-    let seconds = typical(TIME, || {
+    let seconds = median_seconds(TIME, || {
         exec.pool.run(tasks, &|_, _| {
             black_box(chains());
         });
@@ -144,7 +148,7 @@ fn lane_peak<L: Lane>(exec: &Exec) -> f64 {
 pub fn byte_peak(exec: &Exec) -> f64 {
     let tasks = exec.pool.threads() * 4;
     let sums = exec.level.run_bytes(ByteChains(black_box(1))).1;
-    let seconds = typical(TIME, || {
+    let seconds = median_seconds(TIME, || {
         exec.pool.run(tasks, &|_, _| {
             black_box(exec.level.run_bytes(ByteChains(black_box(1))));
         });
@@ -154,7 +158,7 @@ pub fn byte_peak(exec: &Exec) -> f64 {
 
 /// The median of runs that are repeated for `time`, in seconds. The best would be the speed of a lucky
 /// moment, which no work of seconds can hold.
-pub fn typical(time: Duration, mut run: impl FnMut()) -> f64 {
+pub fn median_seconds(time: Duration, mut run: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut times = Vec::new();
     while times.is_empty() || begin.elapsed() < time {

@@ -25,9 +25,9 @@ use super::simd::ByteProducts;
 use acts::WORDS;
 use ferrum_quant::weights::GgufRows;
 use ferrum_types::{Error, GemmShape, MatShape, Result, RowShape, SrcDtype, WeightPart};
-use format::{Codes, Scales, UNIT};
+use format::{CodeLayout, ScaleLayout, UNIT};
 pub use pack::is_packed;
-use pack::{OnFormat, Packed};
+use pack::{OnFormat, PackedMatrix};
 use std::marker::PhantomData;
 use std::ops::Range;
 use task::Task;
@@ -45,7 +45,7 @@ pub struct CpuQuantWeight {
 /// Consecutive rows of one form.
 #[derive(Debug)]
 pub(super) enum Part {
-    Packed(Packed),
+    Packed(PackedMatrix),
     Dense(CpuWeight),
 }
 
@@ -107,7 +107,7 @@ pub(super) fn load_parts(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Re
     let same = |a: &GgufRows<'_>, b: &GgufRows<'_>| a.ty == b.ty;
     let load = |group: &[GgufRows<'_>]| {
         Ok(if is_packed(group[0].ty) {
-            Part::Packed(Packed::new(exec, group, cols)?)
+            Part::Packed(PackedMatrix::new(exec, group, cols)?)
         } else {
             Part::Dense(expand(exec, group, cols)?)
         })
@@ -212,7 +212,7 @@ fn product(
     exec: &Exec,
     scratch: &mut Scratch,
     x: &[f32],
-    weight: &Packed,
+    weight: &PackedMatrix,
     columns: Columns<'_>,
 ) -> Result<()> {
     let k = weight.shape.cols;
@@ -239,14 +239,14 @@ pub(crate) struct Product<'a> {
     pub(crate) acts: &'a [i32],
     pub(crate) rows: usize,
     pub(crate) tile_rows: usize,
-    pub(crate) weight: &'a Packed,
+    pub(crate) weight: &'a PackedMatrix,
     pub(crate) columns: Columns<'a>,
 }
 
 impl OnFormat for Product<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, codes: C, _: F) {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, _: F) {
         let panels = self.weight.panels();
         let tiles = self.rows.div_ceil(self.tile_rows);
         // Rows are split only while there are too few panels to keep all threads busy.
@@ -263,7 +263,7 @@ impl OnFormat for Product<'_> {
                 scales: PhantomData,
             });
         };
-        self.exec.spread(panels * parts, cost, |units, _| {
+        self.exec.parallel_for(panels * parts, cost, |units, _| {
             if parts == 1 {
                 return run(units, 0..tiles);
             }
@@ -285,7 +285,7 @@ pub(crate) struct SomePanels<'a> {
 impl OnFormat for SomePanels<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, codes: C, _: F) {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, _: F) {
         let Self { product, panels } = self;
         product.exec.level.run_bytes(Task::<C, F> {
             product,

@@ -31,7 +31,7 @@ pub fn causal_conv1d(
     let (row, part) = (shape.states.elements, shape.state_len());
     let fits = shape.offset <= row && part <= row - shape.offset;
     assert!(fits, "the part of a state");
-    let (taps, sequences) = scratch.both(shape.channels * shape.kernel)?;
+    let (taps, sequences) = scratch.floats_and_items(shape.channels * shape.kernel)?;
     let taps = SharedMut::new(taps);
     let call = CausalConv {
         x,
@@ -42,7 +42,7 @@ pub fn causal_conv1d(
         sequences,
         shape,
     };
-    exec.spread(
+    exec.parallel_for(
         shape.channels,
         2 * shape.kernel * (1 + tokens),
         |channels, _| {

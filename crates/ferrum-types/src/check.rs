@@ -206,10 +206,10 @@ pub struct SortedPairs<'a> {
     /// Chosen expert of each pair.
     pub expert_ids: &'a [i32],
     /// Pairs sorted by expert.
-    pub ids: &'a [i32],
+    pub sorted_pairs: &'a [i32],
     /// Pairs of each expert.
-    pub tpe: &'a [i32],
-    /// First index in `ids` of each expert.
+    pub tokens_per_expert: &'a [i32],
+    /// First index in `sorted_pairs` of each expert.
     pub offsets: &'a [i32],
 }
 
@@ -231,7 +231,7 @@ impl SortedPairs<'_> {
             Error::invalid(op, reason)
         };
         let mut start = 0;
-        for (expert, &count) in self.tpe.iter().enumerate() {
+        for (expert, &count) in self.tokens_per_expert.iter().enumerate() {
             let next = self.offsets[expert + 1];
             let end = usize::try_from(next).unwrap_or(usize::MAX);
             let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -242,7 +242,7 @@ impl SortedPairs<'_> {
                 return Err(unsorted(what));
             }
             let mut last = -1;
-            for &pair in &self.ids[start..end] {
+            for &pair in &self.sorted_pairs[start..end] {
                 // Ascending within an expert, and of that expert: so no pair stands here twice.
                 let found = self.expert_ids.get(pair as usize);
                 if pair <= last || found != Some(&(expert as i32)) {

@@ -214,8 +214,8 @@ fn routing<B: BackendMoeFused>(io: &mut Io<'_, B>, pairs: &Pairs) -> Check<MoeRo
     Ok(MoeRouting {
         expert_ids: io.indices("expert_ids", &pairs.expert_ids)?,
         weights: io.exact(&vec![f32::NAN; pairs.expert_ids.len()])?,
-        ids: io.indices("ids", &ids)?,
-        tpe: io.indices("tpe", &tpe)?,
+        sorted_pairs: io.indices("ids", &ids)?,
+        tokens_per_expert: io.indices("tpe", &tpe)?,
         offsets: io.indices("offsets", &offsets)?,
     })
 }

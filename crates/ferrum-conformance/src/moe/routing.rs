@@ -21,8 +21,8 @@ fn route_topk<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> Check {
     let mut routing = MoeRouting {
         expert_ids: io.index_output("expert_ids", pairs)?,
         weights: io.float_output("weights", pairs)?,
-        ids: io.exact(&[])?,
-        tpe: io.exact(&[])?,
+        sorted_pairs: io.exact(&[])?,
+        tokens_per_expert: io.exact(&[])?,
         offsets: io.exact(&[])?,
     };
     let bias = data.bias.as_ref();
@@ -165,13 +165,13 @@ fn compute_ids_tpe<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Pairs) -> Chec
     let mut routing = MoeRouting {
         expert_ids: io.indices("expert_ids", &data.expert_ids)?,
         weights: io.exact(&vec![0.5; pairs])?,
-        ids: io.index_output("ids", pairs)?,
-        tpe: io.index_output("tpe", experts)?,
+        sorted_pairs: io.index_output("ids", pairs)?,
+        tokens_per_expert: io.index_output("tpe", experts)?,
         offsets: io.index_output("offsets", experts + 1)?,
     };
     B::compute_ids_tpe(&mut io.ctx, &mut routing, data.shape)?;
-    io.take_indices("ids", &routing.ids, pairs)?;
-    io.take_indices("tpe", &routing.tpe, experts)?;
+    io.take_indices("ids", &routing.sorted_pairs, pairs)?;
+    io.take_indices("tpe", &routing.tokens_per_expert, experts)?;
     io.take_indices("offsets", &routing.offsets, experts + 1)
 }
 

@@ -25,8 +25,8 @@ impl Sums {
         Ok(MoeRouting {
             expert_ids: io.exact(&[])?,
             weights: io.floats("weights", &self.weights)?,
-            ids: io.exact(&[])?,
-            tpe: io.exact(&[])?,
+            sorted_pairs: io.exact(&[])?,
+            tokens_per_expert: io.exact(&[])?,
             offsets: io.exact(&[])?,
         })
     }

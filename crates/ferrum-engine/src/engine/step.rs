@@ -226,9 +226,11 @@ impl StepLoop<'_> {
         self.wanted.clear();
         let (samples, vocab) = (self.runner.samples(), self.runner.spec().vocab_size);
         let StepBatch {
-            choices, sampling, ..
+            pending_tokens,
+            sampling,
+            ..
         } = batch;
-        let mut choices = choices.iter();
+        let mut pending_tokens = pending_tokens.iter();
         for work in plan.work().iter().filter(|work| work.rows() > 0) {
             // Those of a prompt are for its log-probabilities.
             let (others, tokens) = match (work.gives_token, work.draft) {
@@ -243,7 +245,7 @@ impl StepLoop<'_> {
                     let end = work.start + work.len - work.draft;
                     let is_due = end > seq.tokens().len();
                     let last = is_due
-                        .then(|| choices.next())
+                        .then(|| pending_tokens.next())
                         .flatten()
                         .map(|last| last.row);
                     // Chance goes on only with the rows of a draft that are right.

@@ -151,11 +151,11 @@ impl Sampler {
         let generated = tokens.len().saturating_sub(self.prompt_len) + due;
         let banned = self.bans.too_early(generated);
         let row = RowSampling {
-            unit: match params.temperature == 0.0 {
+            uniform: match params.temperature == 0.0 {
                 true => 0.0,
                 false => unit(&mut self.rng),
             },
-            last,
+            pending_row: last,
             logprobs: logprobs.map(|n| n as u32),
             ..params.row()
         };
@@ -201,7 +201,13 @@ impl Sampler {
         }
         if !self.params.has_host_filters() {
             let unit = unit(&mut self.rng);
-            return self.candidates.choose(logits, &RowSampling { unit, ..row });
+            return self.candidates.choose(
+                logits,
+                &RowSampling {
+                    uniform: unit,
+                    ..row
+                },
+            );
         }
         self.candidates.load(logits, self.params.top_k, temperature);
         self.cut();

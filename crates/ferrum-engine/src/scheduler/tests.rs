@@ -265,13 +265,13 @@ impl Sim {
         let mut filled = StepBatch::default();
         self.scheduler.begin(&plan, &mut filled).unwrap();
         self.move_parts();
-        assert_eq!(filled.choices.len(), due);
+        assert_eq!(filled.pending_tokens.len(), due);
         let asked = batch.iter().flat_map(|run| {
             let known = &run.tokens[run.work.start..];
             known.iter().copied()
         });
         let mut asked: Vec<_> = asked.collect();
-        for chosen in &filled.choices {
+        for chosen in &filled.pending_tokens {
             asked[chosen.token as usize] = 0;
         }
         assert_eq!(filled.tokens, asked);

@@ -52,7 +52,7 @@ impl Overlapped {
         let compute = move || {
             let mut last: Vec<TokenId> = Vec::new();
             while let Ok((mut batch, wanted)) = asked.recv() {
-                for chosen in std::mem::take(&mut batch.choices) {
+                for chosen in std::mem::take(&mut batch.pending_tokens) {
                     batch.tokens[chosen.token as usize] = last[chosen.row as usize];
                 }
                 let mut out = StepOutput::default();
@@ -139,7 +139,7 @@ impl StepRunner for Overlapped {
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         assert!(self.in_flight.len() < 2, "a third step");
-        assert!(batch.choices.is_empty() || self.in_flight.len() == 1);
+        assert!(batch.pending_tokens.is_empty() || self.in_flight.len() == 1);
         let rows = wanted.iter().filter(|w| **w == Readback::Logits).count();
         self.rows.fetch_add(rows, Ordering::Relaxed);
         let step = (batch.clone(), wanted.to_vec());

@@ -205,7 +205,7 @@ impl Scripted {
         if let Some((clock, step, token)) = &self.cost {
             clock.advance(*step + *token * batch.tokens.len() as u32);
         }
-        assert!(batch.choices.is_empty(), "tokens that are not known");
+        assert!(batch.pending_tokens.is_empty(), "tokens that are not known");
         assert!(batch.tokens.len() <= self.config.max_tokens);
         assert!(batch.logit_rows.len() <= self.config.max_logit_rows);
         let block_size = self.pool().block_size;

@@ -13,10 +13,10 @@ pub struct MoeRouting<B: Backend> {
     /// `[pairs]`: weight of the pair.
     pub weights: B::Buffer<f32>,
     /// `[pairs]`: pairs sorted by expert, in pair order within an expert.
-    pub ids: B::Buffer<i32>,
+    pub sorted_pairs: B::Buffer<i32>,
     /// `[experts]`: number of pairs of each expert ("tokens per expert").
-    pub tpe: B::Buffer<i32>,
-    /// `[experts + 1]`: first index in `ids` of each expert.
+    pub tokens_per_expert: B::Buffer<i32>,
+    /// `[experts + 1]`: first index in `sorted_pairs` of each expert.
     pub offsets: B::Buffer<i32>,
 }
 
@@ -27,8 +27,8 @@ impl<B: Backend> MoeRouting<B> {
         Ok(Self {
             expert_ids: device.alloc(pairs)?,
             weights: device.alloc(pairs)?,
-            ids: device.alloc(pairs)?,
-            tpe: device.alloc(experts)?,
+            sorted_pairs: device.alloc(pairs)?,
+            tokens_per_expert: device.alloc(experts)?,
             offsets: device.alloc(experts.saturating_add(1))?,
         })
     }
@@ -108,7 +108,7 @@ pub trait BackendMoeFused: Backend {
         shape: RouteShape,
     ) -> Result<()>;
 
-    /// Stable bucket sort of pairs by expert: fills `ids`, `tpe` and `offsets`.
+    /// Stable bucket sort of pairs by expert: fills `sorted_pairs`, `tokens_per_expert` and `offsets`.
     fn compute_ids_tpe(
         ctx: &mut Self::Context,
         routing: &mut MoeRouting<Self>,

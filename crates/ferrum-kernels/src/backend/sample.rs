@@ -26,10 +26,10 @@ pub struct RowSampling {
     /// Taken from the logit of each token of the answer as often as it is there.
     pub frequency_penalty: f32,
     /// Where the draw falls, from 0 to below 1.
-    pub unit: f64,
+    pub uniform: f64,
     /// The row of the step before whose choice is the last token of the sequence, where the host does not know it
     /// yet: it is recent, and one more of the answer.
-    pub last: Option<u32>,
+    pub pending_row: Option<u32>,
     /// Alternatives whose log-probabilities are wanted beside that of the token, at most [`MAX_LOGPROBS`]; `None`:
     /// no log-probabilities. They are those of the row as it came, before the chain.
     pub logprobs: Option<u32>,
@@ -46,8 +46,8 @@ impl Default for RowSampling {
             repeat_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            unit: 0.0,
-            last: None,
+            uniform: 0.0,
+            pending_row: None,
             logprobs: None,
         }
     }
@@ -231,8 +231,8 @@ impl SampleBatch {
                 row.repeat_penalty.to_bits(),
                 row.presence_penalty.to_bits(),
                 row.frequency_penalty.to_bits(),
-                (row.unit as f32).to_bits(),
-                row.last.map_or(0, |last| last + 1),
+                (row.uniform as f32).to_bits(),
+                row.pending_row.map_or(0, |last| last + 1),
                 row.logprobs.map_or(0, |n| n + 1),
                 starts.0 as u32,
                 ends.0 as u32,
@@ -281,8 +281,8 @@ impl SampleBatch {
                 repeat_penalty: float(4),
                 presence_penalty: float(5),
                 frequency_penalty: float(6),
-                unit: f64::from(float(7)),
-                last: settings[8].checked_sub(1),
+                uniform: f64::from(float(7)),
+                pending_row: settings[8].checked_sub(1),
                 logprobs: settings[9].checked_sub(1),
             };
             batch.push(row, changes, (!mask.is_empty()).then_some(&mask));
@@ -318,7 +318,7 @@ impl SampleBatch {
         Error::check_len(OP, "logprobs", out.logprobs.len(), beside)?;
         for index in 0..self.len() {
             let (row, changes, _) = self.row(index);
-            let last = row.last.map_or(0, |last| last as usize + 1);
+            let last = row.pending_row.map_or(0, |last| last as usize + 1);
             Error::check_len(OP, "previous", previous.len(), last)?;
             let settings = [
                 ("temperature", row.temperature, 0.0..=f32::MAX),
@@ -329,7 +329,7 @@ impl SampleBatch {
                     row.repeat_penalty,
                     f32::MIN_POSITIVE..=f32::MAX,
                 ),
-                ("the number drawn", row.unit as f32, 0.0..=1.0),
+                ("the number drawn", row.uniform as f32, 0.0..=1.0),
             ];
             if let Some((name, found, _)) = settings.iter().find(|(_, x, good)| !good.contains(x)) {
                 return fail(format!("row {index}: {name} is {found}"));
@@ -601,8 +601,8 @@ mod tests {
             repeat_penalty: 1.1,
             presence_penalty: -0.5,
             frequency_penalty: 0.25,
-            unit: 0.375,
-            last: Some(0),
+            uniform: 0.375,
+            pending_row: Some(0),
             logprobs: Some(5),
         };
         batch.push(RowSampling::default(), [], None);

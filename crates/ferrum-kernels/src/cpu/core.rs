@@ -247,7 +247,7 @@ impl Backend for CpuBackend {
         let out = SharedMut::new(out);
         // Logits of many sequences are more than one core should copy alone.
         let exec = ctx.exec();
-        exec.spread(src.len().div_ceil(COPIED), COPIED / 8, |pieces, _| {
+        exec.parallel_for(src.len().div_ceil(COPIED), COPIED / 8, |pieces, _| {
             let start = pieces.start * COPIED;
             let src = &src[start..src.len().min(pieces.end * COPIED)];
             // SAFETY: each piece belongs to one task.
@@ -286,15 +286,16 @@ impl Backend for CpuBackend {
         }
         let (src, dst) = (src.as_slice(), SharedMut::new(dst.as_mut_slice()));
         // Moving an element costs less than an operation of arithmetic.
-        ctx.exec().spread(shape.rows, shape.len / 4, |rows, _| {
-            for row in rows {
-                let from = row * shape.src_width + shape.src_first;
-                let to = row * shape.dst_width + shape.dst_first;
-                // SAFETY: each row belongs to one task, and the check holds its columns inside of it.
-                let dst = unsafe { dst.part(to, shape.len) };
-                dst.copy_from_slice(&src[from..][..shape.len]);
-            }
-        });
+        ctx.exec()
+            .parallel_for(shape.rows, shape.len / 4, |rows, _| {
+                for row in rows {
+                    let from = row * shape.src_width + shape.src_first;
+                    let to = row * shape.dst_width + shape.dst_first;
+                    // SAFETY: each row belongs to one task, and the check holds its columns inside of it.
+                    let dst = unsafe { dst.part(to, shape.len) };
+                    dst.copy_from_slice(&src[from..][..shape.len]);
+                }
+            });
         Ok(())
     }
 

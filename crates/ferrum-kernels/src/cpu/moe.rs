@@ -22,8 +22,8 @@ fn pairs<'a>(x: &'a Buf, routing: &'a Routing, shape: RouteShape, dim: usize) ->
 }
 
 /// The stack and the biases of experts' maps.
-fn stack(maps: ExpertMaps<'_, CpuBackend>) -> moe::Stack<'_> {
-    moe::Stack {
+fn stack(maps: ExpertMaps<'_, CpuBackend>) -> moe::ExpertLinear<'_> {
+    moe::ExpertLinear {
         matrices: maps.matrices,
         bias: maps.bias.map(CpuBuffer::as_slice),
     }
@@ -34,8 +34,8 @@ fn sorted(routing: &Routing, pairs: usize, shape: MoeShape) -> check::SortedPair
     let experts = shape.experts.experts;
     check::SortedPairs {
         expert_ids: &routing.expert_ids.as_slice()[..pairs],
-        ids: &routing.ids.as_slice()[..pairs],
-        tpe: &routing.tpe.as_slice()[..experts],
+        sorted_pairs: &routing.sorted_pairs.as_slice()[..pairs],
+        tokens_per_expert: &routing.tokens_per_expert.as_slice()[..experts],
         offsets: &routing.offsets.as_slice()[..=experts],
     }
 }
@@ -194,8 +194,8 @@ fn sort_pairs(routing: &mut Routing, shape: RouteShape) -> Result<()> {
     let pairs = check::compute_ids_tpe(routing, shape)?;
     let experts = shape.experts;
     let expert_ids = &routing.expert_ids.as_slice()[..pairs];
-    let ids = &mut routing.ids.as_mut_slice()[..pairs];
-    let tpe = &mut routing.tpe.as_mut_slice()[..experts];
+    let ids = &mut routing.sorted_pairs.as_mut_slice()[..pairs];
+    let tpe = &mut routing.tokens_per_expert.as_mut_slice()[..experts];
     let offsets = &mut routing.offsets.as_mut_slice()[..=experts];
     tpe.fill(0);
     for &expert in expert_ids {

@@ -1,7 +1,7 @@
 //! What this machine can do at best, measured with the device's own threads: the yardsticks beside
 //! which `ferrum bench` puts its figures.
 
-pub use ferrum_simd::peak::{Packing, typical};
+pub use ferrum_simd::peak::{PackingTimes, median_seconds};
 
 use super::CpuBackend;
 use crate::backend::QuantWeights;
@@ -20,7 +20,11 @@ pub fn read_bandwidth(device: &CpuBackend) -> Result<f64> {
 ///
 /// # Errors
 /// As [`load_layers_fused`](crate::BackendQuantMarlin::load_layers_fused).
-pub fn packing(device: &CpuBackend, weights: &QuantWeights<'_>, cols: usize) -> Result<Packing> {
+pub fn packing(
+    device: &CpuBackend,
+    weights: &QuantWeights<'_>,
+    cols: usize,
+) -> Result<PackingTimes> {
     peak::packing(device.exec(), weights, cols)
 }
 

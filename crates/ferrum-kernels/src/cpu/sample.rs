@@ -44,7 +44,7 @@ impl BackendSample for CpuBackend {
         let ranks = SharedMut::new(out.ranks.as_mut_slice());
         let logprobs = SharedMut::new(out.logprobs.as_mut_slice());
         let previous = previous.as_slice();
-        exec.each(batch.len(), batch.len() * vocab, |index, thread| {
+        exec.parallel_for_dynamic(batch.len(), batch.len() * vocab, |index, thread| {
             let at = first + index;
             // SAFETY: each row belongs to one task, in all four buffers.
             let (logits, token, ranks, logprobs) = unsafe {
@@ -87,7 +87,7 @@ impl Chooser {
             forbid(logits, mask);
         }
         let last = row
-            .last
+            .pending_row
             .and_then(|last| TokenId::try_from(previous[last as usize]).ok());
         change(logits, row, changes, last);
         match possible(logits, self.candidates.choose(logits, row)) {

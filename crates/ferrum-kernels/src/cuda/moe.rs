@@ -102,7 +102,7 @@ fn tiled_product<A: CudaAct>(
         experts: count, n, ..
     } = experts.shape;
     let of = TilePairs {
-        ids: (&routing.ids).into(),
+        ids: (&routing.sorted_pairs).into(),
         offsets: (&routing.offsets).into(),
         pairs,
         experts: count,
@@ -168,7 +168,7 @@ fn pair_product<A: CudaAct>(
     } = experts.shape;
     let blocks = elements(op, &[pairs, n.div_ceil(COLUMNS)])?;
     let grid = (blocks, 32 * COLUMNS as u32, 0);
-    let [of_pair, ids] = [&routing.expert_ids, &routing.ids].map(Arg::from);
+    let [of_pair, ids] = [&routing.expert_ids, &routing.sorted_pairs].map(Arg::from);
     let ends = [Arg::Int(n), Arg::Int(count), Arg::Int(share.max(1))];
     match &experts.slab {
         QuantSlab::Dense(slab) => {
@@ -312,8 +312,8 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
     ) -> Result<()> {
         let pairs = check::compute_ids_tpe(routing, shape)?;
         let args = [
-            (&mut routing.ids).into(),
-            (&mut routing.tpe).into(),
+            (&mut routing.sorted_pairs).into(),
+            (&mut routing.tokens_per_expert).into(),
             (&mut routing.offsets).into(),
             (&routing.expert_ids).into(),
             Arg::Int(pairs),

@@ -148,7 +148,10 @@ fn sort_pairs<P: Precision>(routing: &mut Routing<P>, shape: RouteShape) -> Resu
     let pairs = check::compute_ids_tpe(routing, shape)?;
     let experts = shape.experts;
     let expert_ids = &routing.expert_ids.0[..pairs];
-    let (ids, tpe) = (&mut routing.ids.0, &mut routing.tpe.0);
+    let (ids, tpe) = (
+        &mut routing.sorted_pairs.0,
+        &mut routing.tokens_per_expert.0,
+    );
     let offsets = &mut routing.offsets.0;
     let mut buckets = vec![Vec::new(); experts];
     for (pair, &expert) in (0i32..).zip(expert_ids) {
@@ -176,13 +179,13 @@ fn sorted_pairs<P: Precision>(
 ) -> Result<Vec<(usize, usize)>> {
     let pairs_of = check::SortedPairs {
         expert_ids: &routing.expert_ids.0[..pairs],
-        ids: &routing.ids.0[..pairs],
-        tpe: &routing.tpe.0[..experts],
+        sorted_pairs: &routing.sorted_pairs.0[..pairs],
+        tokens_per_expert: &routing.tokens_per_expert.0[..experts],
         offsets: &routing.offsets.0[..=experts],
     };
     let mut sorted = Vec::with_capacity(pairs);
     pairs_of.groups(op, |expert, start, count| {
-        let ids = &pairs_of.ids[start..][..count];
+        let ids = &pairs_of.sorted_pairs[start..][..count];
         sorted.extend(ids.iter().map(|&pair| (pair as usize, expert)));
     })?;
     Ok(sorted)

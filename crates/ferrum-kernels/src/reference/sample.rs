@@ -47,7 +47,7 @@ impl<P: Precision> BackendSample for Reference<P> {
             let at = shape.first + index;
             let logits = &logits.0[at * shape.vocab..][..shape.vocab];
             let logits: &Vec<f32> = &logits.iter().map(|x| x.to_f32()).collect();
-            let last = row.last.map(|last| previous.0[last as usize]);
+            let last = row.pending_row.map(|last| previous.0[last as usize]);
             let bent = bend(logits, row, changes, mask, last);
             let token = choose(&bent, row);
             out.tokens.0[at] = token.map_or_else(NoToken::code, |token| token as i32);
@@ -135,7 +135,7 @@ fn choose(logits: &[f32], row: &RowSampling) -> std::result::Result<usize, NoTok
         let least = f64::from(row.min_p);
         candidates.retain(|candidate| candidate.1 == top.1 || weight(candidate) >= least);
     }
-    let mut left = row.unit * candidates.iter().map(weight).sum::<f64>();
+    let mut left = row.uniform * candidates.iter().map(weight).sum::<f64>();
     candidates.retain(|candidate| weight(candidate) > 0.0);
     let passed = |candidate: &&Candidate| {
         left -= weight(candidate);

@@ -42,7 +42,7 @@ pub(super) fn write_step(
     wanted: &[Readback],
     words: &mut Vec<u32>,
 ) -> Result<()> {
-    if !batch.choices.is_empty() || !batch.features.is_empty() {
+    if !batch.pending_tokens.is_empty() || !batch.features.is_empty() {
         let reason = "a group of ranks takes no tokens that are not chosen yet, and no features";
         return Err(Error::invalid(OP, reason));
     }

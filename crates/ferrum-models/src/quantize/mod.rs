@@ -37,7 +37,7 @@ const KEPT: usize = 64 << 20;
 pub struct QuantizeOptions<'a> {
     /// Types of tensors.
     pub recipe: Recipe,
-    /// What columns accumulate_values, if measured.
+    /// What columns weigh, if measured.
     pub imatrix: Option<&'a Imatrix>,
     /// How long scales are searched for.
     pub search: Search,

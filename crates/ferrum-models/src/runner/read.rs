@@ -107,8 +107,11 @@ impl<B: LlmBackend> Choices<B> {
             match *wanted {
                 Readback::SAMPLED => {
                     let (row, changes, mask) = batch.sampling.row(sampled);
-                    let last = row.last.and_then(before);
-                    let row = RowSampling { last, ..*row };
+                    let last = row.pending_row.and_then(before);
+                    let row = RowSampling {
+                        pending_row: last,
+                        ..*row
+                    };
                     let mask = (!mask.is_empty()).then_some(mask);
                     sampling.push(row, changes.iter().copied(), mask);
                     sampled += 1;
@@ -118,7 +121,7 @@ impl<B: LlmBackend> Choices<B> {
             }
             place += 1;
         }
-        let taken = batch.choices.iter();
+        let taken = batch.pending_tokens.iter();
         self.taken.clear();
         self.taken
             .extend(taken.filter_map(|choice| Some((choice.token, before(choice.row)?))));
@@ -234,7 +237,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         } = &mut self.choices;
         let (ctx, batch) = (&mut self.stage.ctx, &mut self.stage.batch);
         let chosen = &sampled.tokens;
-        if sampling.rows.rows().iter().any(|row| row.last.is_some()) {
+        if sampling
+            .rows
+            .rows()
+            .iter()
+            .any(|row| row.pending_row.is_some())
+        {
             B::copy_slice(ctx, chosen, 0, previous, 0, chosen.len())?;
         }
         match taken.is_empty() {

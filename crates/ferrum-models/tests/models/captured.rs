@@ -87,7 +87,7 @@ fn batch_of(
                 let row = RowSampling {
                     temperature: 0.5 + 0.25 * seq as f32,
                     top_k: 40,
-                    unit: f64::from((start + i) as u32 * 37 % 64) / 64.0,
+                    uniform: f64::from((start + i) as u32 * 37 % 64) / 64.0,
                     repeat_penalty: 1.5,
                     logprobs: (seq % 2 == 0).then_some(2),
                     ..RowSampling::default()
@@ -469,7 +469,7 @@ fn replayed_steps_overlap() {
                 let row = places[*seq];
                 let token = token as u32;
                 batch
-                    .choices
+                    .pending_tokens
                     .push(ferrum_models::PendingToken { token, row });
             }
         }

@@ -590,7 +590,7 @@ fn tokens_are_sampled_on_the_last_stage() {
         for unit in [0.1, 0.9] {
             let row = RowSampling {
                 temperature: 0.8,
-                unit,
+                uniform: unit,
                 logprobs: Some(3),
                 ..RowSampling::default()
             };

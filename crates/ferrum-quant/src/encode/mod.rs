@@ -7,7 +7,7 @@
 //!
 //! [`encode_row`] is what files are made with: it searches for the scales that keep the weighted
 //! error small ([`search`]), for the K types, IQ4 and those of the simple types that gain by it. A
-//! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers accumulate_values.
+//! type is a row in [`grid`]: its levels, how its scales are stored, and what numbers weigh.
 
 mod lanes;
 mod levels;
@@ -173,7 +173,7 @@ impl FromStr for Search {
 /// Encodes one row of a matrix as `ty` into `out`, which has `ty.bytes_for(row.len())` bytes.
 ///
 /// `importance` has a weight for each column of the matrix: the mean square of the activations that
-/// it is multiplied with. Without it, larger numbers accumulate_values a little more.
+/// it is multiplied with. Without it, larger numbers weigh a little more.
 ///
 /// Never panics; blocks with NaN or infinities encode to unspecified numbers, except in the float
 /// types, which keep them.

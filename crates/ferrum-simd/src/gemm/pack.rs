@@ -359,7 +359,7 @@ impl PanelSource for Packing<'_> {
         self.to.panel_bytes(self.cols)
     }
 
-    fn numbers(&self) -> usize {
+    fn elements_per_panel(&self) -> usize {
         self.cols * PANEL
     }
 
@@ -462,7 +462,7 @@ pub(crate) fn pack_rows<L: Lane>(
     let rows = x.len().checked_div(k).unwrap_or(0);
     let steps = k / L::INPUTS;
     debug_assert!(tile_rows <= MAX_ROWS && k.is_multiple_of(L::INPUTS));
-    exec.spread(rows.div_ceil(tile_rows), tile_rows * k, |tiles, _| {
+    exec.parallel_for(rows.div_ceil(tile_rows), tile_rows * k, |tiles, _| {
         for t in tiles {
             let first = t * tile_rows;
             let count = tile_rows.min(rows - first);

@@ -93,12 +93,12 @@ impl<L: Lane> Columns for LaneColumns<L> {
 }
 
 /// Columns that can be taken one vector at a time.
-pub(crate) trait Halves: Columns {
+pub(crate) trait SplitColumns: Columns {
     /// The same without the first vector.
     fn right(self) -> Self;
 }
 
-impl<L: Lane> Halves for LaneColumns<L> {
+impl<L: Lane> SplitColumns for LaneColumns<L> {
     #[inline(always)]
     fn right(self) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl<C: Columns> Columns for Ahead<C> {
     }
 }
 
-impl<C: Halves> Halves for Ahead<C> {
+impl<C: SplitColumns> SplitColumns for Ahead<C> {
     #[inline(always)]
     fn right(self) -> Self {
         Self {
@@ -246,7 +246,7 @@ impl Block {
 /// # Safety
 /// Those of [`multiply`] and [`Block`], for `MR` rows; `B` has `PANEL` columns.
 #[inline(always)]
-pub(crate) unsafe fn panel<S: Simd, C: Halves, const MR: usize>(
+pub(crate) unsafe fn panel<S: Simd, C: SplitColumns, const MR: usize>(
     s: S,
     a: Rows,
     b: C,

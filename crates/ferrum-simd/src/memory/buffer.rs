@@ -47,8 +47,8 @@ impl<T: Element> CpuBuffer<T> {
     ///
     /// # Errors
     /// [`OutOfMemory`](Error::OutOfMemory).
-    pub fn lasting(len: usize) -> Result<Self> {
-        Self::with_pages(len, Pages::lasting)
+    pub fn zeroed_for_weights(len: usize) -> Result<Self> {
+        Self::with_pages(len, Pages::zeroed_for_weights)
     }
 
     /// `len` zeros, in what `pages` gives for so many bytes, if it does.

@@ -30,7 +30,7 @@ impl Pages {
     }
 
     /// None of any size.
-    pub fn lasting(_bytes: usize) -> Option<std::io::Result<Self>> {
+    pub fn zeroed_for_weights(_bytes: usize) -> Option<std::io::Result<Self>> {
         None
     }
 

@@ -11,7 +11,7 @@ use crate::exec::{Exec, Scratch};
 use crate::gemm::lane::{Lane, Pair, Single};
 use crate::gemm::pack::{Elements, pack_tile};
 use crate::gemm::tile::PANEL;
-use crate::gemm::{self, Columns, Form};
+use crate::gemm::{self, Columns, GemmMode};
 use crate::isa::Kernel;
 use crate::math::{self, for_vectors, load_at, store_at};
 use crate::memory::SharedMut;
@@ -30,7 +30,7 @@ const TASKS_PER_THREAD: usize = 4;
 
 /// One linear map of all experts.
 #[derive(Clone, Copy)]
-pub struct Stack<'a> {
+pub struct ExpertLinear<'a> {
     /// The matrices.
     pub matrices: &'a CpuExperts,
     /// `[experts, n]`.
@@ -38,16 +38,16 @@ pub struct Stack<'a> {
 }
 
 /// What becomes of a pair's products with `STACKS` matrices, biases added.
-trait Finish<const STACKS: usize>: Copy + Send + Sync + 'static {
+trait Epilogue<const STACKS: usize>: Copy + Send + Sync + 'static {
     /// All lanes.
     fn lanes<S: Simd>(self, s: S, products: [S::V; STACKS]) -> S::V;
 }
 
 /// The product itself.
 #[derive(Clone, Copy)]
-struct Plain;
+struct Identity;
 
-impl Finish<1> for Plain {
+impl Epilogue<1> for Identity {
     #[inline(always)]
     fn lanes<S: Simd>(self, _: S, [product]: [S::V; 1]) -> S::V {
         product
@@ -56,9 +56,9 @@ impl Finish<1> for Plain {
 
 /// `silu(gate) · up`.
 #[derive(Clone, Copy)]
-struct Gated;
+struct SwiGlu;
 
-impl Finish<2> for Gated {
+impl Epilogue<2> for SwiGlu {
     #[inline(always)]
     fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
         s.mul(math::silu(s, gate), up)
@@ -69,7 +69,7 @@ impl Finish<2> for Gated {
 #[derive(Clone, Copy)]
 struct GeluGated;
 
-impl Finish<2> for GeluGated {
+impl Epilogue<2> for GeluGated {
     #[inline(always)]
     fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
         s.mul(math::gelu_tanh(s, gate), up)
@@ -83,7 +83,7 @@ struct Clamped {
     limit: f32,
 }
 
-impl Finish<2> for Clamped {
+impl Epilogue<2> for Clamped {
     #[inline(always)]
     fn lanes<S: Simd>(self, s: S, [gate, up]: [S::V; 2]) -> S::V {
         let (most, least) = (s.splat(self.limit), s.splat(-self.limit));
@@ -144,12 +144,20 @@ impl<'a> Input<'a> {
 pub fn gemm(
     run: (&Exec, &mut Scratch),
     x: (&[f32], ExpertInput),
-    experts: Stack<'_>,
+    experts: ExpertLinear<'_>,
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
 ) -> Result<()> {
-    per_pair(run, "moe_gemm", x, ([experts], Plain), routing, out, shape)
+    per_pair(
+        run,
+        "moe_gemm",
+        x,
+        ([experts], Identity),
+        routing,
+        out,
+        shape,
+    )
 }
 
 /// `out[pair, n]`: what the activation makes of gate and up, the products of each token's row with two matrices of each of
@@ -163,14 +171,14 @@ pub fn gemm(
 pub fn gate_up(
     run: (&Exec, &mut Scratch),
     x: &[f32],
-    (stacks, activation): ([Stack<'_>; 2], ExpertActivation),
+    (stacks, activation): ([ExpertLinear<'_>; 2], ExpertActivation),
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
 ) -> Result<()> {
     let (op, x) = ("moe_gate_up", (x, ExpertInput::PerToken));
     match activation {
-        ExpertActivation::Silu => per_pair(run, op, x, (stacks, Gated), routing, out, shape),
+        ExpertActivation::Silu => per_pair(run, op, x, (stacks, SwiGlu), routing, out, shape),
         ExpertActivation::GeluTanh => {
             per_pair(run, op, x, (stacks, GeluGated), routing, out, shape)
         }
@@ -182,11 +190,11 @@ pub fn gate_up(
 }
 
 /// `out[pair, n]` from the products of the pair's row with its expert's matrix in each stack.
-fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
+fn per_pair<const STACKS: usize, F: Epilogue<STACKS>>(
     (exec, scratch): (&Exec, &mut Scratch),
     op: &'static str,
     (x, kind): (&[f32], ExpertInput),
-    (maps, finish): ([Stack<'_>; STACKS], F),
+    (maps, finish): ([ExpertLinear<'_>; STACKS], F),
     routing: SortedPairs<'_>,
     out: &mut [f32],
     shape: MoeShape,
@@ -198,7 +206,7 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         "the stacks"
     );
     let pairs = routing.expert_ids.len();
-    let ids = &routing.ids[..pairs];
+    let ids = &routing.sorted_pairs[..pairs];
     scratch.items.clear();
     // Groups, and tiles of two kinds, are at most as many as pairs: so a later step with other groups
     // allocates nothing.
@@ -220,26 +228,26 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         k,
         shared: kind == ExpertInput::PerToken && shape.tokens == 1 && groups == pairs && !ordered,
     };
-    let needs = Needs::of(op, exec, &input, &stacks)?;
+    let sizes = ScratchSizes::of(op, exec, &input, &stacks)?;
     let items = &mut scratch.items;
     let mut tiles = [0..0, 0..0];
-    if needs.floats + needs.bf16_pairs > 0 {
-        let rows = |rows| Form::of(exec, rows).tile_rows;
+    if sizes.floats + sizes.bf16_pairs > 0 {
+        let rows = |rows| GemmMode::of(exec, rows).tile_rows;
         tiles[0] = list_tiles(items, groups, &input, rows);
     }
-    if needs.bytes > 0 {
+    if sizes.bytes > 0 {
         let rows = |rows| quant::tile_rows(exec, rows);
         tiles[1] = list_tiles(items, groups, &input, rows);
     }
     // Stacks in orders of their own have packed rows of their own.
     let acts_of = |stack: usize| if ordered { stack } else { 0 };
-    let bytes = needs.bytes * (acts_of(STACKS - 1) + 1);
+    let bytes = sizes.bytes * (acts_of(STACKS - 1) + 1);
     let stage = elements(op, &[STACKS, pairs, n])?;
     let threads = exec.pool.threads();
-    let packed = needs.floats + needs.bf16_pairs + bytes;
-    let (words, items) = scratch.both(packed + stage + threads * needs.buffer)?;
-    let (floats, rest) = words.split_at_mut(needs.floats);
-    let (bf16_pairs, rest) = rest.split_at_mut(needs.bf16_pairs);
+    let packed = sizes.floats + sizes.bf16_pairs + bytes;
+    let (words, items) = scratch.floats_and_items(packed + stage + threads * sizes.buffer)?;
+    let (floats, rest) = words.split_at_mut(sizes.floats);
+    let (bf16_pairs, rest) = rest.split_at_mut(sizes.bf16_pairs);
     let (bytes, rest) = rest.split_at_mut(bytes);
     let (stage, buffers) = rest.split_at_mut(stage);
     let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
@@ -247,8 +255,8 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
     let [dense, quantised] = tiles.map(|tiles| &items[tiles]);
     pack_lanes::<Single>(exec, &input, dense, floats);
     pack_lanes::<Pair>(exec, &input, dense, bf16_pairs);
-    if needs.bytes > 0 {
-        for (acts, stack) in acts.chunks_exact_mut(needs.bytes).zip(stacks) {
+    if sizes.bytes > 0 {
+        for (acts, stack) in acts.chunks_exact_mut(sizes.bytes).zip(stacks) {
             pack_acts(exec, &input, quantised, &stack.matrices, acts);
         }
     }
@@ -261,11 +269,11 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
         groups,
         floats,
         bf16_pairs,
-        acts: std::array::from_fn(|stack| &acts[acts_of(stack) * needs.bytes..][..needs.bytes]),
+        acts: std::array::from_fn(|stack| &acts[acts_of(stack) * sizes.bytes..][..sizes.bytes]),
         // There are as many stages as stacks.
         stages: std::array::from_fn(|_| SharedMut::new(stages.next().unwrap_or_default())),
         buffers: SharedMut::new(buffers),
-        buffer: needs.buffer,
+        buffer: sizes.buffer,
         out: SharedMut::new(out),
         n,
         biases: maps.map(|maps| maps.bias.map(|bias| &bias[..experts * n])),
@@ -276,7 +284,7 @@ fn per_pair<const STACKS: usize, F: Finish<STACKS>>(
 }
 
 /// Floats (or words of 32 bits) that a product needs for a moment.
-struct Needs {
+struct ScratchSizes {
     /// Rows packed for dense matrices.
     floats: usize,
     /// Rows packed for dot products of bf16.
@@ -287,14 +295,14 @@ struct Needs {
     buffer: usize,
 }
 
-impl Needs {
+impl ScratchSizes {
     fn of(
         op: &'static str,
         exec: &Exec,
         input: &Input<'_>,
         stacks: &[&CpuExperts],
     ) -> Result<Self> {
-        let mut needs = Self {
+        let mut sizes = Self {
             floats: 0,
             bf16_pairs: 0,
             bytes: 0,
@@ -304,26 +312,26 @@ impl Needs {
         for stack in stacks {
             let buffer = match &stack.matrices {
                 Matrices::Dense(matrices) => {
-                    let direct = Form::of(exec, input.ids.len()).direct;
+                    let direct = GemmMode::of(exec, input.ids.len()).direct;
                     // All matrices of a stack are alike.
                     matrices.first().map_or(Ok(0), |matrix| {
                         let lanes = elements(op, &[rows, matrix.steps()])?;
                         match matrix.elements {
-                            Elements::Bf16Pairs => needs.bf16_pairs = lanes,
-                            _ => needs.floats = lanes,
+                            Elements::Bf16Pairs => sizes.bf16_pairs = lanes,
+                            _ => sizes.floats = lanes,
                         }
                         let block = gemm::block_len(matrix.elements);
                         Ok(if direct { 0 } else { block })
                     })?
                 }
                 Matrices::Packed(_) => {
-                    needs.bytes = elements(op, &[rows, input.k / UNIT, WORDS])?;
+                    sizes.bytes = elements(op, &[rows, input.k / UNIT, WORDS])?;
                     0
                 }
             };
-            needs.buffer = needs.buffer.max(buffer);
+            sizes.buffer = sizes.buffer.max(buffer);
         }
-        Ok(needs)
+        Ok(sizes)
     }
 }
 
@@ -357,7 +365,7 @@ fn pack_lanes<L: Lane>(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], pac
         return;
     }
     let (packed, steps) = (SharedMut::new(packed), input.k / L::INPUTS);
-    exec.spread(tiles.len(), cost(input, tiles), |range, _| {
+    exec.parallel_for(tiles.len(), cost(input, tiles), |range, _| {
         for &[place, rows, _] in &tiles[range] {
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { packed.part(place * steps, rows * steps) };
@@ -375,7 +383,7 @@ fn pack_acts(
     acts: &mut [i32],
 ) {
     let (acts, words) = (SharedMut::new(acts), input.k / UNIT * WORDS);
-    exec.spread(tiles.len(), cost(input, tiles), |range, _| {
+    exec.parallel_for(tiles.len(), cost(input, tiles), |range, _| {
         for &[place, rows, expert] in &tiles[range] {
             // SAFETY: as above.
             let out = unsafe { acts.part(place * words, rows * words) };
@@ -409,7 +417,7 @@ struct Work<'a, const STACKS: usize, F> {
     finish: F,
 }
 
-impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
+impl<const STACKS: usize, F: Epilogue<STACKS>> Work<'_, STACKS, F> {
     fn run(&self) {
         let Self { exec, input, .. } = self;
         let panels = self.n.div_ceil(PANEL);
@@ -417,7 +425,7 @@ impl<const STACKS: usize, F: Finish<STACKS>> Work<'_, STACKS, F> {
         let each = (self.groups.len() * panels / wanted).clamp(1, MOST_PANELS);
         let parts = panels.div_ceil(each);
         let cost = input.ids.len() * STACKS * panels * (input.k * PANEL / 16);
-        exec.each(self.groups.len() * parts, cost, |task, thread| {
+        exec.parallel_for_dynamic(self.groups.len() * parts, cost, |task, thread| {
             let first = task % parts * each;
             let panels = first..(first + each).min(panels);
             self.some(self.groups[task / parts], panels, thread);
@@ -516,7 +524,7 @@ struct Finished<'a, const STACKS: usize, F> {
     finish: F,
 }
 
-impl<const STACKS: usize, F: Finish<STACKS>> Kernel for Finished<'_, STACKS, F> {
+impl<const STACKS: usize, F: Epilogue<STACKS>> Kernel for Finished<'_, STACKS, F> {
     type Output = ();
 
     #[inline(always)]

@@ -28,7 +28,7 @@ pub fn route(
     let ids = SharedMut::new(&mut ids[..shape.pairs()]);
     let weights = SharedMut::new(&mut weights[..shape.pairs()]);
     let bias = bias.map(|bias| &bias[..experts]);
-    exec.spread(tokens, 8 * experts, |range, _| {
+    exec.parallel_for(tokens, 8 * experts, |range, _| {
         for token in range {
             // SAFETY: each token belongs to one task.
             let (ids, weights) = unsafe {
@@ -98,13 +98,13 @@ impl Kernel for RouteToken<'_> {
         }
         // By logits, the first rank is the largest of the chosen.
         let largest = by_logit.then_some(weights[0]);
-        accumulate_values(s, logits, (ids, weights), largest, shape);
+        set_weights(s, logits, (ids, weights), largest, shape);
     }
 }
 
 /// Weights of the chosen experts; `largest` of their logits, if it is known.
 #[inline(always)]
-fn accumulate_values<S: Simd>(
+fn set_weights<S: Simd>(
     s: S,
     logits: &[f32],
     (ids, weights): (&[i32], &mut [f32]),

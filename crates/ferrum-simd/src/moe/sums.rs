@@ -77,7 +77,7 @@ pub fn weighted_sum(exec: &Exec, pairs: Pairs<'_>, out: &mut [f32], add: bool) {
     let dim = pairs.dim;
     let tokens = out.len().checked_div(dim).unwrap_or(0);
     let out = SharedMut::new(out);
-    exec.spread(tokens, pairs.cost(), |tokens, _| {
+    exec.parallel_for(tokens, pairs.cost(), |tokens, _| {
         exec.level.run(Sums {
             pairs,
             // SAFETY: each token belongs to one task.
@@ -107,7 +107,7 @@ pub fn weighted_sum_norm(
     if size == 0 {
         return;
     }
-    exec.spread(rows, pairs.cost() + dim, |tokens, _| {
+    exec.parallel_for(rows, pairs.cost() + dim, |tokens, _| {
         let (start, len) = (tokens.start * dim, tokens.len() * dim);
         // SAFETY: each token belongs to one task.
         let (residual, out) = unsafe { (residual.part(start, len), out.part(start, len)) };

@@ -37,7 +37,7 @@ pub(crate) fn pack(
 ) {
     let rows = x.len().checked_div(k).unwrap_or(0);
     let row_words = k / UNIT * WORDS;
-    exec.spread(rows.div_ceil(tile_rows), 4 * tile_rows * k, |tiles, _| {
+    exec.parallel_for(rows.div_ceil(tile_rows), 4 * tile_rows * k, |tiles, _| {
         for t in tiles {
             let first = t * tile_rows;
             let count = tile_rows.min(rows - first);

@@ -7,8 +7,10 @@
 
 use super::blocks::HalfBlock;
 use super::codes::{LaneCodes, Row, first_of_run, gathered};
-use super::format::{Bits, Bytes, Codes, Group, Halves, Scales, UNIT, block_bytes};
-use super::pack::{Flip, Form, OnFormat, Packed, panel_bytes};
+use super::format::{
+    BitPlanes, ByteCodes, CodeLayout, F16Scales, GroupScales, ScaleLayout, UNIT, block_bytes,
+};
+use super::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, panel_bytes};
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
 use crate::isa::{Kernel, Level};
@@ -56,18 +58,18 @@ impl GroupForm {
     pub(crate) fn with<W: OnFormat>(self, work: W) -> Option<W::Output> {
         Some(match (self.bits, self.long, self.zeros) {
             // Rare enough not to have kernels without zero points.
-            (2, false, _) => work.run(Bits::<2, 2>, Group::<1, true>),
-            (2, true, _) => work.run(Bits::<2, 2>, Group::<LONG, true>),
-            (3, false, _) => work.run(Bits::<3, 4>, Group::<1, true>),
-            (3, true, _) => work.run(Bits::<3, 4>, Group::<LONG, true>),
-            (4, false, false) => work.run(Bits::<4, 8>, Halves::<false>),
-            (4, false, true) => work.run(Bits::<4, 8>, Group::<1, true>),
-            (4, true, false) => work.run(Bits::<4, 8>, Group::<LONG, false>),
-            (4, true, true) => work.run(Bits::<4, 8>, Group::<LONG, true>),
-            (8, false, false) => work.run(Bytes, Halves::<false>),
-            (8, false, true) => work.run(Bytes, Group::<1, true>),
-            (8, true, false) => work.run(Bytes, Group::<LONG, false>),
-            (8, true, true) => work.run(Bytes, Group::<LONG, true>),
+            (2, false, _) => work.run(BitPlanes::<2, 2>, GroupScales::<1, true>),
+            (2, true, _) => work.run(BitPlanes::<2, 2>, GroupScales::<LONG, true>),
+            (3, false, _) => work.run(BitPlanes::<3, 4>, GroupScales::<1, true>),
+            (3, true, _) => work.run(BitPlanes::<3, 4>, GroupScales::<LONG, true>),
+            (4, false, false) => work.run(BitPlanes::<4, 8>, F16Scales::<false>),
+            (4, false, true) => work.run(BitPlanes::<4, 8>, GroupScales::<1, true>),
+            (4, true, false) => work.run(BitPlanes::<4, 8>, GroupScales::<LONG, false>),
+            (4, true, true) => work.run(BitPlanes::<4, 8>, GroupScales::<LONG, true>),
+            (8, false, false) => work.run(ByteCodes, F16Scales::<false>),
+            (8, false, true) => work.run(ByteCodes, GroupScales::<1, true>),
+            (8, true, false) => work.run(ByteCodes, GroupScales::<LONG, false>),
+            (8, true, true) => work.run(ByteCodes, GroupScales::<LONG, true>),
             _ => return None,
         })
     }
@@ -136,13 +138,13 @@ impl<'a> Layer<'a> {
     }
 
     /// Packs layers that are alike, one below the other.
-    pub fn pack(exec: &Exec, layers: &[&Layer<'_>], cols: usize) -> Result<Packed> {
+    pub fn pack(exec: &Exec, layers: &[&Layer<'_>], cols: usize) -> Result<PackedMatrix> {
         let packing = Packing::new(exec, layers, cols)?;
         let (first, shape, flip) = (packing.first, packing.shape, packing.flip);
         let data = packing.panels()?.packed(OP, exec)?;
-        Ok(Packed {
+        Ok(PackedMatrix {
             shape,
-            form: Form::Groups(first.form),
+            form: PackedFormat::Groups(first.form),
             flip,
             order: first.order.clone(),
             data: data.into(),
@@ -187,7 +189,7 @@ impl<'a> Packing<'a> {
 impl<'a> OnFormat for Packing<'a> {
     type Output = Box<dyn PanelSource + 'a>;
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) -> Self::Output {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) -> Self::Output {
         Box::new(Source::<C, F> {
             no_codes: vec![0; self.shape.cols],
             packing: self,
@@ -204,7 +206,7 @@ struct Source<'a, C, F> {
     formats: PhantomData<(C, F)>,
 }
 
-impl<C: Codes, F: Scales> Source<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> Source<'_, C, F> {
     /// The layer in which a row lies, and which of its rows that is.
     fn row(&self, mut row: usize) -> Row<'_> {
         for layer in self.packing.layers {
@@ -217,7 +219,7 @@ impl<C: Codes, F: Scales> Source<'_, C, F> {
     }
 }
 
-impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> PanelSource for Source<'_, C, F> {
     fn count(&self) -> usize {
         self.packing.shape.rows.div_ceil(PANEL)
     }
@@ -226,11 +228,11 @@ impl<C: Codes, F: Scales> PanelSource for Source<'_, C, F> {
         panel_bytes::<C, F>(self.packing.shape.cols)
     }
 
-    fn numbers(&self) -> usize {
+    fn elements_per_panel(&self) -> usize {
         self.packing.shape.cols * PANEL
     }
 
-    fn side_by_side(&self) -> usize {
+    fn panels_per_task(&self) -> usize {
         match self.packing.first.codes {
             PackedCodes::Rows(_) => 1,
             // All of their words are copied at once.
@@ -288,7 +290,7 @@ struct PackPanels<'a, C, F> {
     formats: PhantomData<(C, F)>,
 }
 
-impl<C: Codes, F: Scales> Kernel for PackPanels<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> Kernel for PackPanels<'_, C, F> {
     type Output = ();
 
     #[inline(always)]
@@ -308,7 +310,7 @@ impl<C: Codes, F: Scales> Kernel for PackPanels<'_, C, F> {
     }
 }
 
-impl<C: Codes, F: Scales> PackPanels<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> PackPanels<'_, C, F> {
     /// Bits of a code.
     const BITS: usize = C::BYTES / (UNIT * PANEL / 8);
 

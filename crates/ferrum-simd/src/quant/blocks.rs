@@ -4,7 +4,10 @@
 //! what [`LaneRows`] takes of sixteen blocks, four bytes to a lane. Four numbers that follow one another are a
 //! step of a panel, so codes need shifts and masks alone.
 
-use super::format::{Bits, Bytes, Codes, Exponents, Halves, STEPS, Scales, Super, Table};
+use super::format::{
+    BitPlanes, ByteCodes, CodeLayout, E8m0Scales, F16Scales, LookupCodes, STEPS, ScaleLayout,
+    SuperBlockScales,
+};
 use crate::panels::{LaneRows, TAKEN, exchange, field};
 use crate::simd::Simd;
 use ferrum_types::GgufQuantType;
@@ -28,13 +31,13 @@ pub(super) struct HalfBlock<'a, S: Simd, C, F> {
     pub(super) formats: PhantomData<(C, F)>,
 }
 
-impl<S: Simd, C: Codes, F: Scales> HalfBlock<'_, S, C, F> {
+impl<S: Simd, C: CodeLayout, F: ScaleLayout> HalfBlock<'_, S, C, F> {
     /// Stores what [`Scales::put_head`] takes.
     #[inline(always)]
     pub(super) fn head(&mut self, scale: S::I, minimum: S::I) {
         F::put_head(
             self.s,
-            &mut self.block[..F::HEAD],
+            &mut self.block[..F::BLOCK_HEADER_BYTES],
             self.half,
             scale,
             minimum,
@@ -57,8 +60,9 @@ impl<S: Simd, C: Codes, F: Scales> HalfBlock<'_, S, C, F> {
         scales: S::I,
         minimums: S::I,
     ) {
-        let at = F::HEAD + u * (F::BESIDE + C::BYTES);
-        let (beside, codes) = self.block[at..][..F::BESIDE + C::BYTES].split_at_mut(F::BESIDE);
+        let at = F::BLOCK_HEADER_BYTES + u * (F::UNIT_SCALE_BYTES + C::BYTES);
+        let (beside, codes) =
+            self.block[at..][..F::UNIT_SCALE_BYTES + C::BYTES].split_at_mut(F::UNIT_SCALE_BYTES);
         F::put_beside(self.s, beside, self.half, scales, minimums);
         C::put(self.s, codes, self.half, vectors);
     }
@@ -87,15 +91,15 @@ pub(super) trait Blocks: Copy + Send + Sync + 'static {
     /// The type.
     const TYPE: GgufQuantType;
     /// How its codes lie in panels.
-    type Codes: Codes;
+    type CodeLayout: CodeLayout;
     /// How its scales do.
-    type Scales: Scales;
+    type ScaleLayout: ScaleLayout;
 
     /// Stores the blocks that begin at byte `at` of each row.
     fn put<S: Simd>(
         rows: &LaneRows<'_>,
         at: usize,
-        out: HalfBlock<'_, S, Self::Codes, Self::Scales>,
+        out: HalfBlock<'_, S, Self::CodeLayout, Self::ScaleLayout>,
     );
 }
 
@@ -119,8 +123,8 @@ macro_rules! types {
 
             impl Blocks for $name {
                 const TYPE: GgufQuantType = GgufQuantType::$name;
-                type Codes = $codes;
-                type Scales = $scales;
+                type CodeLayout = $codes;
+                type ScaleLayout = $scales;
 
                 #[inline(always)]
                 fn put<S: Simd>(rows: &LaneRows<'_>, at: usize, out: HalfBlock<'_, S, $codes, $scales>) {
@@ -139,19 +143,19 @@ macro_rules! types {
     };
 }
 types! {
-    Q4_0: Bits<4, 8>, Halves<false>, nibbles;
-    Q4_1: Bits<4, 0>, Halves<true>, nibbles;
-    Q5_0: Bits<5, 16>, Halves<false>, five_bits;
-    Q5_1: Bits<5, 0>, Halves<true>, five_bits;
-    Q8_0: Bytes, Halves<false>, bytes;
-    IQ4_NL: Table, Halves<false>, nibbles;
-    MXFP4: Table, Exponents, mxfp4;
-    IQ4_XS: Table, Super<1, false>, iq4_xs;
-    Q2_K: Bits<2, 0>, Super<2, true>, q2_k;
-    Q3_K: Bits<3, 4>, Super<2, false>, q3_k;
-    Q4_K: Bits<4, 0>, Super<1, true>, q4_k;
-    Q5_K: Bits<5, 0>, Super<1, true>, q5_k;
-    Q6_K: Bits<6, 32>, Super<2, false>, q6_k;
+    Q4_0: BitPlanes<4, 8>, F16Scales<false>, nibbles;
+    Q4_1: BitPlanes<4, 0>, F16Scales<true>, nibbles;
+    Q5_0: BitPlanes<5, 16>, F16Scales<false>, five_bits;
+    Q5_1: BitPlanes<5, 0>, F16Scales<true>, five_bits;
+    Q8_0: ByteCodes, F16Scales<false>, bytes;
+    IQ4_NL: LookupCodes, F16Scales<false>, nibbles;
+    MXFP4: LookupCodes, E8m0Scales, mxfp4;
+    IQ4_XS: LookupCodes, SuperBlockScales<1, false>, iq4_xs;
+    Q2_K: BitPlanes<2, 0>, SuperBlockScales<2, true>, q2_k;
+    Q3_K: BitPlanes<3, 4>, SuperBlockScales<2, false>, q3_k;
+    Q4_K: BitPlanes<4, 0>, SuperBlockScales<1, true>, q4_k;
+    Q5_K: BitPlanes<5, 0>, SuperBlockScales<1, true>, q5_k;
+    Q6_K: BitPlanes<6, 32>, SuperBlockScales<2, false>, q6_k;
 }
 
 /// The steps of 32 codes of four bits: those of the low halves of sixteen bytes, then the high ones.
@@ -173,7 +177,7 @@ fn taken_off<S: Simd, C, F>(out: &HalfBlock<'_, S, C, F>, halves: S::I) -> S::I 
 
 /// Scale, minimum if there is one, and codes of four bits.
 #[inline(always)]
-fn nibbles<S: Simd, C: Codes, F: Scales>(
+fn nibbles<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -187,7 +191,7 @@ fn nibbles<S: Simd, C: Codes, F: Scales>(
 
 /// The same with a word of fifth bits before the codes.
 #[inline(always)]
-fn five_bits<S: Simd, C: Codes, F: Scales>(
+fn five_bits<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -227,7 +231,7 @@ fn exchange_within<S: Simd>(s: S, v: S::I, by: usize, mask: i32) -> S::I {
 }
 
 #[inline(always)]
-fn bytes<S: Simd, C: Codes, F: Scales>(
+fn bytes<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -238,7 +242,7 @@ fn bytes<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn mxfp4<S: Simd, C: Codes, F: Scales>(
+fn mxfp4<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -253,7 +257,7 @@ fn mxfp4<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn iq4_xs<S: Simd, C: Codes, F: Scales>(
+fn iq4_xs<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -290,7 +294,7 @@ fn by_units<S: Simd, const BITS: usize>(s: S, mut words: [S::I; STEPS]) -> [S::I
 }
 
 #[inline(always)]
-fn q2_k<S: Simd, C: Codes, F: Scales>(
+fn q2_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -314,7 +318,7 @@ fn q2_k<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn q3_k<S: Simd, C: Codes, F: Scales>(
+fn q3_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -347,7 +351,7 @@ fn q3_k<S: Simd, C: Codes, F: Scales>(
 /// The f16 that blocks of Q4_K and Q5_K begin with, and twelve bytes of six-bit scales and minimums (see
 /// [`scales_and_minimums`](ferrum_quant::k_quants::scales_and_minimums)): four to a word.
 #[inline(always)]
-fn k_scales<S: Simd, C: Codes, F: Scales>(
+fn k_scales<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     out: &mut HalfBlock<'_, S, C, F>,
@@ -369,7 +373,7 @@ fn k_scales<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn q4_k<S: Simd, C: Codes, F: Scales>(
+fn q4_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -391,7 +395,7 @@ fn q4_k<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn q5_k<S: Simd, C: Codes, F: Scales>(
+fn q5_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,
@@ -415,7 +419,7 @@ fn q5_k<S: Simd, C: Codes, F: Scales>(
 }
 
 #[inline(always)]
-fn q6_k<S: Simd, C: Codes, F: Scales>(
+fn q6_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     rows: &LaneRows<'_>,
     at: usize,
     mut out: HalfBlock<'_, S, C, F>,

@@ -1,7 +1,7 @@
 //! Codes of group schemes, of sixteen features at once: steps of panels from the words of a file.
 
 use super::affine::Layer;
-use super::format::{Codes, STEPS, UNIT};
+use super::format::{CodeLayout, STEPS, UNIT};
 use crate::panels::{LaneRows, exchange, field, put_low_bytes};
 use crate::simd::{LANES, Simd};
 use ferrum_quant::affine::PackedCodes;
@@ -88,7 +88,7 @@ impl<'a> LaneCodes<'a> {
 
     /// The vectors of 32 codes of `BITS` bits, from number `first` on, as [`Codes::put`] takes them.
     #[inline(always)]
-    pub(super) fn vectors<S: Simd, C: Codes, const BITS: usize>(
+    pub(super) fn vectors<S: Simd, C: CodeLayout, const BITS: usize>(
         &self,
         s: S,
         order: Option<&[u32]>,

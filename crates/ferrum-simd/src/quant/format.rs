@@ -16,7 +16,7 @@ pub const UNIT: usize = 32;
 /// Steps of four numbers in a unit.
 pub const STEPS: usize = UNIT / 4;
 /// Where the codes of a unit lie.
-pub trait Codes: Copy + Send + Sync + 'static {
+pub trait CodeLayout: Copy + Send + Sync + 'static {
     /// Bytes of a unit.
     const BYTES: usize;
     /// Vectors of a half of it.
@@ -72,9 +72,9 @@ fn get_u32(bytes: &[u8], at: usize) -> u32 {
 
 /// Codes of `BITS` bits (2, 3, 4, 5 or 6) that are too large by `ZERO`.
 #[derive(Clone, Copy)]
-pub struct Bits<const BITS: usize, const ZERO: i32>;
+pub struct BitPlanes<const BITS: usize, const ZERO: i32>;
 
-impl<const BITS: usize, const ZERO: i32> Bits<BITS, ZERO> {
+impl<const BITS: usize, const ZERO: i32> BitPlanes<BITS, ZERO> {
     /// Bytes of the part with four bits of each code, and of those with two and with one.
     const FOURS: usize = if BITS >= 4 { UNIT * PANEL / 2 } else { 0 };
     const TWOS: usize = if BITS == 6 || BITS < 4 {
@@ -109,7 +109,7 @@ impl<const BITS: usize, const ZERO: i32> Bits<BITS, ZERO> {
     }
 }
 
-impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
+impl<const BITS: usize, const ZERO: i32> CodeLayout for BitPlanes<BITS, ZERO> {
     const BYTES: usize = Self::FOURS + Self::TWOS + Self::ONES;
     const PARTS: usize =
         (Self::FOURS > 0) as usize + (Self::TWOS > 0) as usize + (Self::ONES > 0) as usize;
@@ -219,9 +219,9 @@ impl<const BITS: usize, const ZERO: i32> Codes for Bits<BITS, ZERO> {
 
 /// Signed bytes.
 #[derive(Clone, Copy)]
-pub struct Bytes;
+pub struct ByteCodes;
 
-impl Codes for Bytes {
+impl CodeLayout for ByteCodes {
     const BYTES: usize = UNIT * PANEL;
     const PARTS: usize = 1;
     const WIDE: bool = true;
@@ -262,13 +262,13 @@ fn byte_place(j: usize, k: usize) -> usize {
     (j / LANES * STEPS + k / 4) * VECTOR + 4 * (j % LANES) + k % 4
 }
 
-type Nibbles = Bits<4, 0>;
+type Nibbles = BitPlanes<4, 0>;
 
 /// Four bits that stand for an entry of a table of signed bytes (with the level's flip applied).
 #[derive(Clone, Copy)]
-pub struct Table([u8; 16]);
+pub struct LookupCodes([u8; 16]);
 
-impl Codes for Table {
+impl CodeLayout for LookupCodes {
     const BYTES: usize = Nibbles::BYTES;
     const PARTS: usize = 1;
     const WIDE: bool = true;
@@ -282,7 +282,7 @@ impl Codes for Table {
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: the caller's contract.
-        s.lookup(self.0, unsafe { Bits::<4, 0>.step(s, unit, half, t) })
+        s.lookup(self.0, unsafe { BitPlanes::<4, 0>.step(s, unit, half, t) })
     }
 
     #[inline(always)]
@@ -304,13 +304,13 @@ impl Codes for Table {
 ///
 /// Where a unit has one scale for each feature, that is its f32 value. Where each sixteen numbers have
 /// one ([`SUBS`](Self::SUBS) of 2), these are integers, and the f32 value is what both share.
-pub trait Scales: Copy + Default + Send + Sync + 'static {
+pub trait ScaleLayout: Copy + Default + Send + Sync + 'static {
     /// Units that share a head.
     const UNITS: usize;
     /// Bytes before the first unit of a block.
-    const HEAD: usize;
+    const BLOCK_HEADER_BYTES: usize;
     /// Bytes before the codes of each unit.
-    const BESIDE: usize;
+    const UNIT_SCALE_BYTES: usize;
     /// Scales in a unit for each feature: 1, or 2 for sixteen numbers each.
     const SUBS: usize;
     /// Whether there are minimums.
@@ -353,16 +353,16 @@ pub trait Scales: Copy + Default + Send + Sync + 'static {
 
 /// One f16 scale for each 32 numbers; with `MIN`, an f16 minimum too.
 #[derive(Clone, Copy, Default)]
-pub struct Halves<const MIN: bool>;
+pub struct F16Scales<const MIN: bool>;
 
 fn get_f16(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32()
 }
 
-impl<const MIN: bool> Scales for Halves<MIN> {
+impl<const MIN: bool> ScaleLayout for F16Scales<MIN> {
     const UNITS: usize = 1;
-    const HEAD: usize = 2 * PANEL * (1 + MIN as usize);
-    const BESIDE: usize = 0;
+    const BLOCK_HEADER_BYTES: usize = 2 * PANEL * (1 + MIN as usize);
+    const UNIT_SCALE_BYTES: usize = 0;
     const SUBS: usize = 1;
     const MINIMUMS: bool = MIN;
 
@@ -395,12 +395,12 @@ impl<const MIN: bool> Scales for Halves<MIN> {
 
 /// One power of two for each 32 numbers, as its exponent plus 127.
 #[derive(Clone, Copy, Default)]
-pub struct Exponents;
+pub struct E8m0Scales;
 
-impl Scales for Exponents {
+impl ScaleLayout for E8m0Scales {
     const UNITS: usize = 1;
-    const HEAD: usize = PANEL;
-    const BESIDE: usize = 0;
+    const BLOCK_HEADER_BYTES: usize = PANEL;
+    const UNIT_SCALE_BYTES: usize = 0;
     const SUBS: usize = 1;
     const MINIMUMS: bool = false;
 
@@ -432,7 +432,7 @@ impl Scales for Exponents {
 /// Blocks of 256 numbers: f32 in the head, and a byte for each unit, or for each half of one
 /// (`SUBS` of 2), that multiplies it; with `MIN` the same for minimums.
 #[derive(Clone, Copy, Default)]
-pub struct Super<const SUBS: usize, const MIN: bool>;
+pub struct SuperBlockScales<const SUBS: usize, const MIN: bool>;
 
 /// Stores the f16 of each lane as f32 from byte `at` on.
 #[inline(always)]
@@ -449,10 +449,10 @@ fn get_f32(bytes: &[u8], at: usize) -> f32 {
     f32::from_bits(get_u32(bytes, 4 * at))
 }
 
-impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
+impl<const SUBS: usize, const MIN: bool> ScaleLayout for SuperBlockScales<SUBS, MIN> {
     const UNITS: usize = 256 / UNIT;
-    const HEAD: usize = 4 * PANEL * (1 + MIN as usize);
-    const BESIDE: usize = PANEL * SUBS * (1 + MIN as usize);
+    const BLOCK_HEADER_BYTES: usize = 4 * PANEL * (1 + MIN as usize);
+    const UNIT_SCALE_BYTES: usize = PANEL * SUBS * (1 + MIN as usize);
     const SUBS: usize = SUBS;
     const MINIMUMS: bool = MIN;
 
@@ -504,7 +504,7 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
         let at = SUBS * LANES * half;
         for (at, v) in [(at, scales), (SUBS * PANEL + at, minimums)] {
             match SUBS {
-                _ if at >= Self::BESIDE => {}
+                _ if at >= Self::UNIT_SCALE_BYTES => {}
                 2 => put_low_halves(s, beside, at, v),
                 _ => put_low_bytes(s, beside, at, v),
             }
@@ -525,12 +525,12 @@ impl<const SUBS: usize, const MIN: bool> Scales for Super<SUBS, MIN> {
 /// One f16 scale for each `UNITS` units; with `ZERO`, a signed byte too: what the group's zero point is
 /// above the middle of the codes, whose product with the scale is the minimum.
 #[derive(Clone, Copy, Default)]
-pub struct Group<const UNITS: usize, const ZERO: bool>;
+pub struct GroupScales<const UNITS: usize, const ZERO: bool>;
 
-impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
+impl<const UNITS: usize, const ZERO: bool> ScaleLayout for GroupScales<UNITS, ZERO> {
     const UNITS: usize = UNITS;
-    const HEAD: usize = PANEL * (2 + ZERO as usize);
-    const BESIDE: usize = 0;
+    const BLOCK_HEADER_BYTES: usize = PANEL * (2 + ZERO as usize);
+    const UNIT_SCALE_BYTES: usize = 0;
     const SUBS: usize = 1;
     const MINIMUMS: bool = ZERO;
 
@@ -569,6 +569,6 @@ impl<const UNITS: usize, const ZERO: bool> Scales for Group<UNITS, ZERO> {
 }
 
 /// Bytes of a block: a head, and its units.
-pub const fn block_bytes<C: Codes, F: Scales>() -> usize {
-    F::HEAD + F::UNITS * (F::BESIDE + C::BYTES)
+pub const fn block_bytes<C: CodeLayout, F: ScaleLayout>() -> usize {
+    F::BLOCK_HEADER_BYTES + F::UNITS * (F::UNIT_SCALE_BYTES + C::BYTES)
 }

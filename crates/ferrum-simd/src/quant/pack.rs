@@ -2,7 +2,7 @@
 
 use super::affine::GroupForm;
 use super::blocks::{Blocks, HalfBlock, OnBlocks, with_blocks};
-use super::format::{Codes, Scales, UNIT, block_bytes};
+use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
 use crate::isa::{ByteKernel, Kernel, Level};
@@ -18,9 +18,9 @@ const OP: &str = "load_quant";
 
 /// A matrix `[n, k]` of one form, in panels.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedMatrix {
     pub(crate) shape: MatShape,
-    pub(crate) form: Form,
+    pub(crate) form: PackedFormat,
     /// What the level flips in signed bytes.
     pub(crate) flip: u8,
     /// The input features of its columns, where they are not in their own order.
@@ -30,27 +30,27 @@ pub struct Packed {
 
 /// What a matrix was packed from, and so its formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum PackedFormat {
     /// ggml blocks.
     Blocks(GgufQuantType),
     /// Groups with a scale and a zero point.
     Groups(GroupForm),
 }
 
-impl Form {
+impl PackedFormat {
     /// Runs `work` with the formats of this form; `None` for a type that is not packed.
     pub(crate) fn with<W: OnFormat>(self, flip: u8, work: W) -> Option<W::Output> {
         match self {
-            Form::Blocks(ty) => with_format(ty, flip, work),
-            Form::Groups(form) => form.with(work),
+            PackedFormat::Blocks(ty) => with_format(ty, flip, work),
+            PackedFormat::Groups(form) => form.with(work),
         }
     }
 
     /// What its codes stand for.
     fn values(self) -> Option<CodeValues> {
         match self {
-            Form::Blocks(ty) => code_values(ty),
-            Form::Groups(form) => Some(form.values()),
+            PackedFormat::Blocks(ty) => code_values(ty),
+            PackedFormat::Groups(form) => Some(form.values()),
         }
     }
 }
@@ -73,7 +73,7 @@ pub trait OnFormat {
     type Output;
 
     /// Does the work.
-    fn run<C: Codes, F: Scales>(self, codes: C, scales: F) -> Self::Output;
+    fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, scales: F) -> Self::Output;
 }
 
 /// Whether weights of this type are packed here, and not expanded.
@@ -101,11 +101,11 @@ impl<W: OnFormat> OnBlocks for Formats<W> {
 
     fn run<B: Blocks>(self) -> W::Output {
         self.work
-            .run(B::Codes::of(self.table), B::Scales::default())
+            .run(B::CodeLayout::of(self.table), B::ScaleLayout::default())
     }
 }
 
-impl Packed {
+impl PackedMatrix {
     /// Packs parts of one type that [`is_packed`], whose rows have `cols` numbers.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Packed {
         let packing = Packing::new(exec, parts, cols, count)?;
         let (ty, shape, flip) = (packing.ty, packing.shape, packing.flip);
         let data = packing.panels()?.packed(OP, exec)?;
-        let form = Form::Blocks(ty);
+        let form = PackedFormat::Blocks(ty);
         let matrix = |data| Self {
             shape,
             form,
@@ -179,7 +179,7 @@ impl Packed {
 }
 
 /// Bytes of a panel with rows of `cols` numbers.
-pub fn panel_bytes<C: Codes, F: Scales>(cols: usize) -> usize {
+pub fn panel_bytes<C: CodeLayout, F: ScaleLayout>(cols: usize) -> usize {
     cols / (UNIT * F::UNITS) * block_bytes::<C, F>()
 }
 
@@ -278,10 +278,10 @@ impl<B: Blocks> PanelSource for Source<'_, B> {
     }
 
     fn bytes(&self) -> usize {
-        panel_bytes::<B::Codes, B::Scales>(self.packing.shape.cols)
+        panel_bytes::<B::CodeLayout, B::ScaleLayout>(self.packing.shape.cols)
     }
 
-    fn numbers(&self) -> usize {
+    fn elements_per_panel(&self) -> usize {
         self.packing.shape.cols * PANEL
     }
 
@@ -321,7 +321,7 @@ impl<B: Blocks> Kernel for PackPanel<'_, B> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let len = B::TYPE.block_bytes();
-        let bytes = block_bytes::<B::Codes, B::Scales>();
+        let bytes = block_bytes::<B::CodeLayout, B::ScaleLayout>();
         let present = |half: usize| first_lanes(s, self.count.saturating_sub(half * LANES));
         let present = [present(0), present(1)];
         let flip = s.splat_i(i32::from_le_bytes([self.flip; 4]));
@@ -346,7 +346,7 @@ impl<B: Blocks> Kernel for PackPanel<'_, B> {
 }
 
 struct ReadRow<'a> {
-    weight: &'a Packed,
+    weight: &'a PackedMatrix,
     row: usize,
     out: &'a mut [f32],
 }
@@ -354,7 +354,7 @@ struct ReadRow<'a> {
 impl OnFormat for ReadRow<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) {
         let Self { weight, row, out } = self;
         let panel = panel_bytes::<C, F>(weight.shape.cols);
         let panel = &weight.bytes()[row / PANEL * panel..][..panel];
@@ -364,10 +364,10 @@ impl OnFormat for ReadRow<'_> {
         };
         let blocks = panel.chunks_exact(block_bytes::<C, F>());
         for (block, out) in blocks.zip(out.chunks_exact_mut(UNIT * F::UNITS)) {
-            let (head, units) = block.split_at(F::HEAD);
-            let units = units.chunks_exact(F::BESIDE + C::BYTES);
+            let (head, units) = block.split_at(F::BLOCK_HEADER_BYTES);
+            let units = units.chunks_exact(F::UNIT_SCALE_BYTES + C::BYTES);
             for (unit, out) in units.zip(out.chunks_exact_mut(UNIT)) {
-                let (beside, codes) = unit.split_at(F::BESIDE);
+                let (beside, codes) = unit.split_at(F::UNIT_SCALE_BYTES);
                 for (k, out) in out.iter_mut().enumerate() {
                     let (scale, minimum) = F::get(head, beside, j, k);
                     let code = values.value(C::get(codes, j, k, flip));

@@ -2,7 +2,7 @@
 
 use super::Product;
 use super::acts::WORDS;
-use super::format::{Codes, Scales, UNIT, block_bytes};
+use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use super::pack::panel_bytes;
 use super::tile::{self, Decoded, MOST_BYTES, Stored};
 use crate::gemm::tile::PANEL;
@@ -30,9 +30,9 @@ const FEW_ROWS: usize = 2;
 /// first-level cache. A multiple of the units of every block.
 const UNITS_AT_ONCE: usize = 16;
 
-/// A stretch of a panel, taken apart.
+/// Decoded units of a panel.
 #[repr(align(64))]
-struct Stretch([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MOST_BYTES]);
+struct DecodedUnits([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MOST_BYTES]);
 
 /// Some panels times some tiles of rows.
 pub(super) struct Task<'a, C, F> {
@@ -61,7 +61,7 @@ macro_rules! with_byte_rows {
     };
 }
 
-impl<C: Codes, F: Scales> ByteKernel for Task<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
     type Output = ();
 
     #[inline(always)]
@@ -77,7 +77,7 @@ impl<C: Codes, F: Scales> ByteKernel for Task<'_, C, F> {
         for first in self.tiles.clone().step_by(at_once) {
             let tiles = first..(first + at_once).min(self.tiles.end);
             if const { C::PARTS > 1 } && self.tiles.len() > DIRECT_TILES {
-                self.stretches(s, tiles);
+                self.decoded_tiles(s, tiles);
                 continue;
             }
             for panel in panels.clone() {
@@ -91,16 +91,16 @@ impl<C: Codes, F: Scales> ByteKernel for Task<'_, C, F> {
     }
 }
 
-impl<C: Codes, F: Scales> Task<'_, C, F> {
+impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
     /// Half `half` of unit `u` of the panel that begins at `panel`.
     #[inline(always)]
     fn stored(&self, panel: *const u8, u: usize, half: usize) -> Stored<C, F> {
         let head = panel.wrapping_add(u / F::UNITS * block_bytes::<C, F>());
-        let unit = F::HEAD + u % F::UNITS * (F::BESIDE + C::BYTES);
+        let unit = F::BLOCK_HEADER_BYTES + u % F::UNITS * (F::UNIT_SCALE_BYTES + C::BYTES);
         let beside = head.wrapping_add(unit);
         Stored {
             codes: self.codes,
-            parts: (head, beside, beside.wrapping_add(F::BESIDE)),
+            parts: (head, beside, beside.wrapping_add(F::UNIT_SCALE_BYTES)),
             half,
             scales: PhantomData,
         }
@@ -190,16 +190,16 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
         true
     }
 
-    /// Some tiles, from stretches of panels that are taken apart first.
+    /// Some tiles, from units of panels that are decoded first.
     #[inline(always)]
-    fn stretches<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
+    fn decoded_tiles<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
         let units = self.product.weight.shape.cols / UNIT;
-        let mut stretch = Stretch([MaybeUninit::uninit(); _]);
+        let mut decoded = DecodedUnits([MaybeUninit::uninit(); _]);
         for panel in self.panels.clone() {
             for first in (0..units).step_by(UNITS_AT_ONCE) {
                 let units = first..(first + UNITS_AT_ONCE).min(units);
-                let next = self.decode(s, panel, units.clone(), &mut stretch);
-                self.tiles(s, (panel, units), tiles.clone(), &stretch, next);
+                let next = self.decode(s, panel, units.clone(), &mut decoded);
+                self.tiles(s, (panel, units), tiles.clone(), &decoded, next);
             }
         }
     }
@@ -211,16 +211,16 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
         s: S,
         panel: usize,
         units: Range<usize>,
-        stretch: &mut Stretch,
+        decoded: &mut DecodedUnits,
     ) -> (*const u8, usize) {
         let weight = self.product.weight;
         let stride = panel_bytes::<C, F>(weight.shape.cols);
         let bytes = &weight.bytes()[panel * stride..][..stride];
-        let out = stretch.0.as_mut_ptr().cast::<u8>();
+        let out = decoded.0.as_mut_ptr().cast::<u8>();
         for (i, u) in units.clone().enumerate() {
             for half in 0..2 {
                 let from = self.stored(bytes.as_ptr(), u, half);
-                // SAFETY: the panel has these units, and the stretch has room for so many.
+                // SAFETY: the panel has these units, and the buffer has room for as many.
                 unsafe {
                     let out = out.add((2 * i + half) * Decoded::<C, F>::BYTES);
                     tile::decode(s, from, out);
@@ -239,7 +239,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
         s: S,
         (panel, units): (usize, Range<usize>),
         tiles: Range<usize>,
-        stretch: &Stretch,
+        decoded: &DecodedUnits,
         (next, len): (*const u8, usize),
     ) {
         let share = len.div_ceil(tiles.len());
@@ -247,7 +247,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
             let next = next.wrapping_add(i * share);
             let (row, count) = self.rows(tile);
             with_byte_rows!(S, count, MR => {
-                self.tile::<S, MR>(s, (panel, units.clone()), row, stretch, (next, share));
+                self.tile::<S, MR>(s, (panel, units.clone()), row, decoded, (next, share));
             });
         }
     }
@@ -259,7 +259,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
         s: S,
         (panel, units): (usize, Range<usize>),
         row: usize,
-        stretch: &Stretch,
+        decoded: &DecodedUnits,
         (next, share): (*const u8, usize),
     ) {
         let MatShape { cols: k, .. } = self.product.weight.shape;
@@ -292,7 +292,7 @@ impl<C: Codes, F: Scales> Task<'_, C, F> {
                 unsafe {
                     let at = (2 * i + half) * Decoded::<C, F>::BYTES;
                     let weights = Decoded::<C, F> {
-                        at: stretch.0.as_ptr().cast::<u8>().add(at),
+                        at: decoded.0.as_ptr().cast::<u8>().add(at),
                         formats: PhantomData,
                     };
                     tile::unit(s, weights, acts.as_ptr().add(i * MR * WORDS), &mut sums);

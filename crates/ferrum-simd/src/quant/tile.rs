@@ -5,7 +5,7 @@
 //! at every level and from packed or decoded weights, so all give the same bits.
 
 use super::acts::word;
-use super::format::{Codes, STEPS, Scales};
+use super::format::{CodeLayout, STEPS, ScaleLayout};
 use crate::simd::{ByteProducts, Simd};
 use std::marker::PhantomData;
 
@@ -15,9 +15,9 @@ const VECTOR: usize = 64;
 /// Half a unit of a panel, wherever it lies.
 pub(crate) trait HalfUnit: Copy {
     /// What its codes are.
-    type Codes: Codes;
+    type CodeLayout: CodeLayout;
     /// What its scales are.
-    type Scales: Scales;
+    type ScaleLayout: ScaleLayout;
 
     /// Step `t` of the codes.
     ///
@@ -61,9 +61,9 @@ pub(crate) struct Stored<C, F> {
     pub(crate) scales: PhantomData<F>,
 }
 
-impl<C: Codes, F: Scales> HalfUnit for Stored<C, F> {
-    type Codes = C;
-    type Scales = F;
+impl<C: CodeLayout, F: ScaleLayout> HalfUnit for Stored<C, F> {
+    type CodeLayout = C;
+    type ScaleLayout = F;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, t: usize) -> S::I {
@@ -106,7 +106,7 @@ pub(crate) struct Decoded<C, F> {
     pub(crate) formats: PhantomData<(C, F)>,
 }
 
-impl<C: Codes, F: Scales> Decoded<C, F> {
+impl<C: CodeLayout, F: ScaleLayout> Decoded<C, F> {
     const FACTORS: usize = STEPS + 1 + F::MINIMUMS as usize;
     /// Vectors of half a unit.
     const VECTORS: usize = Self::FACTORS
@@ -128,9 +128,9 @@ impl<C: Codes, F: Scales> Decoded<C, F> {
 /// Bytes of half a unit, at most.
 pub(crate) const MOST_BYTES: usize = (STEPS + 6) * VECTOR;
 
-impl<C: Codes, F: Scales> HalfUnit for Decoded<C, F> {
-    type Codes = C;
-    type Scales = F;
+impl<C: CodeLayout, F: ScaleLayout> HalfUnit for Decoded<C, F> {
+    type CodeLayout = C;
+    type ScaleLayout = F;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, t: usize) -> S::I {
@@ -172,7 +172,7 @@ impl<C: Codes, F: Scales> HalfUnit for Decoded<C, F> {
 /// # Safety
 /// The weights are valid for reads, and `out` for writes of [`Decoded::BYTES`].
 #[inline(always)]
-pub(crate) unsafe fn decode<S: ByteProducts, C: Codes, F: Scales>(
+pub(crate) unsafe fn decode<S: ByteProducts, C: CodeLayout, F: ScaleLayout>(
     s: S,
     from: Stored<C, F>,
     out: *mut u8,
@@ -242,11 +242,11 @@ pub(crate) unsafe fn unit<S: ByteProducts, W: HalfUnit, const MR: usize>(
             let scale = s.mul(scale, s.splat(rows.float(word::SCALE, r)));
             *sum = s.fma(scale, s.to_f32(totals[r]), *sum);
         }
-        if !W::Scales::MINIMUMS {
+        if !W::ScaleLayout::MINIMUMS {
             return;
         }
         let minimum = weights.minimum(s);
-        if W::Scales::SUBS == 1 {
+        if W::ScaleLayout::SUBS == 1 {
             for (r, sum) in sums.iter_mut().enumerate() {
                 let scaled = s.splat(rows.float(word::SCALED_SUM, r));
                 *sum = s.fnma(minimum, scaled, *sum);
@@ -286,13 +286,13 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
     weights: W,
     rows: Rows<MR>,
 ) -> [S::I; MR] {
-    let subs = W::Scales::SUBS;
+    let subs = W::ScaleLayout::SUBS;
     let steps_of = STEPS / subs;
     // Steps whose products are added before they are widened.
     let run = if S::ROOMY {
         steps_of
     } else {
-        W::Codes::NARROW_STEPS.min(steps_of)
+        W::CodeLayout::NARROW_STEPS.min(steps_of)
     };
     let mut totals = [s.splat_i(0); MR];
     let mut products = [s.no_products(); MR];
@@ -302,7 +302,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         if subs == 2 {
             factors = weights.factors(s);
         }
-        if subs == 2 && W::Codes::ZERO != 0 {
+        if subs == 2 && W::CodeLayout::ZERO != 0 {
             let offsets = weights.offsets(s);
             for (r, total) in totals.iter_mut().enumerate() {
                 *total = s.dot_pairs(offsets, s.splat_i(rows.int(word::LESS_SUMS, r)));
@@ -310,7 +310,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         }
         each_step!(t => {
             let step = weights.step(s, t);
-            if W::Codes::WIDE {
+            if W::CodeLayout::WIDE {
                 for (r, total) in totals.iter_mut().enumerate() {
                     *total = s.wide(*total, step, rows.int(t, r));
                 }
@@ -337,8 +337,8 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
             }
         });
         // What codes are too large by: their zero point, or what the level flips.
-        let above = match (W::Codes::WIDE, S::WIDE_FLIP) {
-            (false, _) => W::Codes::ZERO,
+        let above = match (W::CodeLayout::WIDE, S::WIDE_FLIP) {
+            (false, _) => W::CodeLayout::ZERO,
             (true, 0) => 0,
             (true, _) => 128,
         };
@@ -361,7 +361,7 @@ fn collect<S: ByteProducts, W: HalfUnit>(
     factor: S::I,
     total: S::I,
 ) -> S::I {
-    if W::Scales::SUBS == 2 {
+    if W::ScaleLayout::SUBS == 2 {
         s.collect_scaled(products, factor, total)
     } else {
         s.collect(products, total)

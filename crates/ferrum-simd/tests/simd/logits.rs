@@ -1,7 +1,7 @@
 //! What samplers ask of a row of logits.
 
 use ferrum_simd::isa::{Isa, Level};
-use ferrum_simd::logits::{accumulate_values, max, weigh_at};
+use ferrum_simd::logits::{max, softmax_weights, softmax_weights_at};
 
 fn row(len: usize) -> Vec<f32> {
     (0..len)
@@ -17,7 +17,7 @@ fn all_levels_give_the_bits_of_plain_rust() {
         assert_eq!(top, x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         let bits = |level: Level, temperature| {
             let mut weights = vec![0.0; len];
-            let sum = weigh_at(level, &x, top, temperature, &mut weights);
+            let sum = softmax_weights_at(level, &x, top, temperature, &mut weights);
             (sum.to_bits(), weights)
         };
         for temperature in [1e-30, 0.3, 1.0, 1.7, 100.0] {
@@ -51,7 +51,7 @@ fn what_is_no_number_has_no_weight() {
         assert_eq!(max(x), top, "{x:?}");
         let mut weights = vec![9.0; x.len()];
         assert_eq!(
-            accumulate_values(x, top, 0.7, &mut weights),
+            softmax_weights(x, top, 0.7, &mut weights),
             expected.iter().sum()
         );
         assert_eq!(weights, expected, "{x:?}");

@@ -9,8 +9,8 @@ use ferrum_quant::{awq, gptq};
 use ferrum_simd::fp8;
 use ferrum_simd::gemm::{CpuWeight, PANEL};
 use ferrum_simd::quant::affine::Layer;
-use ferrum_simd::quant::format::{Codes, Scales, UNIT, block_bytes};
-use ferrum_simd::quant::pack::{Flip, OnFormat, Packed, panel_bytes};
+use ferrum_simd::quant::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
+use ferrum_simd::quant::pack::{Flip, OnFormat, PackedMatrix, panel_bytes};
 use ferrum_types::{GgufQuantType, MatShape, SrcDtype, WeightPart};
 use half::f16;
 
@@ -23,7 +23,7 @@ type Number<'a> = &'a dyn Fn(usize, usize) -> (u8, f32, f32);
 /// Every number of every feature of some panels, those past the last too: these are zeros.
 struct Compare<'a> {
     what: String,
-    weight: &'a Packed,
+    weight: &'a PackedMatrix,
     flip: u8,
     expected: Number<'a>,
 }
@@ -31,7 +31,7 @@ struct Compare<'a> {
 impl OnFormat for Compare<'_> {
     type Output = ();
 
-    fn run<C: Codes, F: Scales>(self, _: C, _: F) {
+    fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) {
         let Self { what, weight, .. } = self;
         let MatShape { rows, cols } = weight.shape();
         let panel = panel_bytes::<C, F>(cols);
@@ -41,9 +41,9 @@ impl OnFormat for Compare<'_> {
             for k in 0..cols {
                 let of_block = F::UNITS * UNIT;
                 let block = &panel[k / of_block * block_bytes::<C, F>()..];
-                let (head, units) = block.split_at(F::HEAD);
-                let unit = &units[k % of_block / UNIT * (F::BESIDE + C::BYTES)..];
-                let (beside, codes) = unit.split_at(F::BESIDE);
+                let (head, units) = block.split_at(F::BLOCK_HEADER_BYTES);
+                let unit = &units[k % of_block / UNIT * (F::UNIT_SCALE_BYTES + C::BYTES)..];
+                let (beside, codes) = unit.split_at(F::UNIT_SCALE_BYTES);
                 let (scale, minimum) = F::get(head, beside, j, k % UNIT);
                 // What does not exist is zero before anything is flipped.
                 let flip = if row < rows { self.flip } else { 0 };
@@ -60,7 +60,7 @@ impl OnFormat for Compare<'_> {
     }
 }
 
-fn compare(what: String, run: &Run, weight: &Packed, expected: Number<'_>) {
+fn compare(what: String, run: &Run, weight: &PackedMatrix, expected: Number<'_>) {
     let flip = run.exec.level.run_bytes(Flip);
     let what = format!("{what}, {run}");
     let work = Compare {
@@ -102,7 +102,7 @@ fn panels_hold_the_integers_of_blocks() {
             let part = |bytes, rows| GgufRows::new(bytes, ty, rows);
             let parts = [part(first, 1), part(others, rows - 1)];
             for run in runs() {
-                let weight = Packed::new(&run.exec, &parts, COLS).unwrap();
+                let weight = PackedMatrix::new(&run.exec, &parts, COLS).unwrap();
                 compare(ty.to_string(), &run, &weight, &expected);
             }
         }

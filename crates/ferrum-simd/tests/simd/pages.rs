@@ -65,7 +65,7 @@ fn a_thread_allocates_on_nodes_in_turns() {
 
 #[test]
 fn pieces_are_zeroed_apart_and_outlive_their_neighbours() {
-    assert!(Pages::lasting(GRAIN - 1).is_none());
+    assert!(Pages::zeroed_for_weights(GRAIN - 1).is_none());
     let sizes = [
         GRAIN,
         3 * GRAIN + 1,
@@ -78,7 +78,7 @@ fn pieces_are_zeroed_apart_and_outlive_their_neighbours() {
     for round in 1..4u8 {
         let mut pieces: Vec<_> = sizes
             .iter()
-            .map(|&len| (Pages::lasting(len).unwrap().unwrap(), len))
+            .map(|&len| (Pages::zeroed_for_weights(len).unwrap().unwrap(), len))
             .collect();
         for (i, (piece, len)) in pieces.iter_mut().enumerate() {
             let bytes = bytes(piece, *len);

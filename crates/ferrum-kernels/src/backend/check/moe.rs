@@ -144,8 +144,8 @@ fn sorted<B: Backend>(
     experts: usize,
 ) -> Result<()> {
     len(op, "expert_ids", &routing.expert_ids, count)?;
-    len(op, "ids", &routing.ids, count)?;
-    len(op, "tpe", &routing.tpe, experts)?;
+    len(op, "ids", &routing.sorted_pairs, count)?;
+    len(op, "tpe", &routing.tokens_per_expert, experts)?;
     len(op, "offsets", &routing.offsets, experts.saturating_add(1))
 }
 

@@ -3,7 +3,7 @@
 //! A vocabulary is long, and much of it is unlikely. So what looks at all of it is vector code without
 //! branches, and nothing is sorted before it must be, and then only as much as is looked at.
 
-use super::{accumulate_values, greedy, max};
+use super::{greedy, max, softmax_weights};
 use crate::backend::RowSampling;
 use ferrum_types::TokenId;
 use std::cmp::Ordering;
@@ -49,12 +49,12 @@ impl Candidates {
             return greedy(logits);
         }
         if row.top_k == 0 && row.top_p >= 1.0 && row.min_p <= 0.0 {
-            return self.draw_of(logits, temperature, row.unit);
+            return self.draw_of(logits, temperature, row.uniform);
         }
         self.load(logits, row.top_k as usize, temperature);
         self.top_p(row.top_p);
         self.min_p(row.min_p);
-        self.draw(row.unit).0
+        self.draw(row.uniform).0
     }
 
     /// Begins anew with the `k` most likely of the logits that are numbers; 0: with all. `temperature`
@@ -125,7 +125,7 @@ impl Candidates {
             let end = self.sorted.min(kept + CHUNK);
             self.weights.resize(end - kept, 0.0);
             let (logits, weights) = (&self.logits[kept..end], &mut self.weights);
-            accumulate_values(logits, self.top, self.temperature, weights);
+            softmax_weights(logits, self.top, self.temperature, weights);
             for &weight in &self.weights {
                 sum += f64::from(weight);
                 kept += 1;
@@ -238,9 +238,7 @@ impl Candidates {
             .chunks(CHUNK)
             .zip(self.weights.chunks_mut(CHUNK));
         chunks
-            .map(|(logits, weights)| {
-                f64::from(accumulate_values(logits, top, temperature, weights))
-            })
+            .map(|(logits, weights)| f64::from(softmax_weights(logits, top, temperature, weights)))
             .sum()
     }
 
@@ -312,7 +310,7 @@ fn draw(logits: &[f32], temperature: f32, unit: f64, sums: &mut Vec<f32>) -> Opt
     let chunk = &logits[start..logits.len().min(start + CHUNK)];
     let mut buffer = [0.0; CHUNK];
     let weights = &mut buffer[..chunk.len()];
-    accumulate_values(chunk, top, temperature, weights);
+    softmax_weights(chunk, top, temperature, weights);
     let mut last = None;
     for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
         left -= f64::from(weight);
@@ -338,7 +336,7 @@ pub(super) fn chunk_sums(logits: &[f32], temperature: f32, sums: &mut Vec<f32>) 
             top = best;
         }
         let weights = &mut buffer[..chunk.len()];
-        sums.push(accumulate_values(chunk, top, temperature, weights));
+        sums.push(softmax_weights(chunk, top, temperature, weights));
     }
     top
 }

@@ -9,7 +9,7 @@ mod logprobs;
 pub use candidates::Candidates;
 pub use logprobs::logprobs;
 
-pub use ferrum_simd::logits::{accumulate_values, max};
+pub use ferrum_simd::logits::{max, softmax_weights};
 
 use crate::backend::NoToken;
 use ferrum_types::TokenId;

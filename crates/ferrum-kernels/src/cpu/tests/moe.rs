@@ -270,14 +270,14 @@ type Spoil = fn(&mut MoeRouting<CpuBackend>);
 fn a_routing_that_is_not_sorted_is_refused() {
     let device = CpuBackend::open(0).unwrap();
     let spoils: [Spoil; 8] = [
-        |r| r.ids.as_mut_slice()[0] = -1,
-        |r| r.ids.as_mut_slice()[0] = i32::MAX,
-        |r| r.ids.as_mut_slice()[1] = r.ids.as_slice()[0],
+        |r| r.sorted_pairs.as_mut_slice()[0] = -1,
+        |r| r.sorted_pairs.as_mut_slice()[0] = i32::MAX,
+        |r| r.sorted_pairs.as_mut_slice()[1] = r.sorted_pairs.as_slice()[0],
         |r| r.expert_ids.as_mut_slice()[2] = 77,
-        |r| r.tpe.as_mut_slice()[0] = -3,
+        |r| r.tokens_per_expert.as_mut_slice()[0] = -3,
         |r| r.offsets.as_mut_slice()[9] = 1 << 30,
         |r| r.offsets.as_mut_slice()[1] = -1,
-        |r| r.tpe.as_mut_slice().fill(0),
+        |r| r.tokens_per_expert.as_mut_slice().fill(0),
     ];
     let block = Block::new(6, KINDS[0]);
     let shape = block.shape(block.inner, block.hidden);

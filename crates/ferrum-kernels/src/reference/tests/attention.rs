@@ -1,4 +1,4 @@
-//! Contiguous attention: with zero queries all visible keys accumulate_values the same, so outputs are means.
+//! Contiguous attention: with zero queries all visible keys weigh the same, so outputs are means.
 
 use super::*;
 
@@ -144,7 +144,7 @@ fn visible_keys() {
 
 #[test]
 fn scores_scale_then_cap() {
-    // Scores 0 and ln 3 accumulate_values 1:3, so that values 0 and 4 give 3.
+    // Scores 0 and ln 3 weigh 1:3, so that values 0 and 4 give 3.
     let ln3 = 3f32.ln();
     let shape = sizes(1, 2, 1);
     let kv = (&[0.0, 1.0][..], &[0.0, 4.0][..]);

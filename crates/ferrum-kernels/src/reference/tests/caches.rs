@@ -94,7 +94,7 @@ fn latent_rows_are_keys_and_values() {
     let batch = step(2, 0);
     let rows = buf(&[1.0, 2.0, 100.0, 5.0, -4.0, 100.0]);
     R::append_latent_paged(ctx, &mut kv, &rows, &batch).unwrap();
-    // Two heads of each token, whose queries accumulate_values all rows alike.
+    // Two heads of each token, whose queries weigh all rows alike.
     let q = buf(&[0.0; 12]);
     let mut out = poisoned(8);
     R::paged_mla_attention(ctx, &q, &kv, &batch, &mut out, (2, 1.0)).unwrap();

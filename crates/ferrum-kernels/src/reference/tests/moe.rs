@@ -161,8 +161,8 @@ fn sorts_pairs_by_expert_and_keeps_their_order() {
     let mut routing = routing(ROUTE);
     routing.expert_ids = ints(&[3, 0, 0, 3, 1, 3]);
     R::compute_ids_tpe(ctx, &mut routing, ROUTE).unwrap();
-    assert_eq!(routing.ids, ints(&[1, 2, 4, 0, 3, 5]));
-    assert_eq!(routing.tpe, ints(&[2, 1, 0, 3]));
+    assert_eq!(routing.sorted_pairs, ints(&[1, 2, 4, 0, 3, 5]));
+    assert_eq!(routing.tokens_per_expert, ints(&[2, 1, 0, 3]));
     assert_eq!(routing.offsets, ints(&[0, 2, 3, 3, 6]));
     for wrong in [4, -1] {
         routing.expert_ids.0[2] = wrong;
@@ -348,7 +348,7 @@ fn products_refuse_pairs_that_are_not_sorted() {
     stale.expert_ids.0.swap(0, 1);
     assert_invalid("stale", attempt(&stale));
     let mut outside = routed();
-    outside.ids.0[0] = 6;
+    outside.sorted_pairs.0[0] = 6;
     assert_invalid("outside", attempt(&outside));
 }
 

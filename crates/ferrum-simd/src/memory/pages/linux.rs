@@ -144,7 +144,7 @@ impl Pages {
 
     /// Pages for `bytes` that live long and are read often, beside others of that kind and in huge pages
     /// from end to end; or `None` when that is too little.
-    pub fn lasting(bytes: usize) -> Option<io::Result<Self>> {
+    pub fn zeroed_for_weights(bytes: usize) -> Option<io::Result<Self>> {
         (bytes >= GRAIN).then(|| Self::cut(bytes))
     }
 
