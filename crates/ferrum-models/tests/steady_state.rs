@@ -115,7 +115,7 @@ where
                 top_k: 50,
                 top_p: 0.9,
                 min_p: 0.02,
-                unit: 0.4,
+                uniform: 0.4,
                 ..RowSampling::default()
             };
             let change = LogitAdjustment::none(3);

@@ -1,6 +1,6 @@
 //! Quantised weight formats as pure functions: bytes in, numbers out, and back.
 //!
-//! This room knows how numbers are packed: the tensor types of GGUF files ([`dequantize`],
+//! This crate defines the storage formats: the tensor types of GGUF files ([`dequantize`],
 //! [`quantize`], [`dot_reference`], and the block structs themselves), the integer layouts of
 //! [`gptq`], [`awq`] and [`compressed_tensors`] checkpoints, their [`fp8_layer`] layers, 8-bit floats ([`fp8_codec`]) and the INT8 form of a KV cache
 //! ([`kv_int8`]); [`weights`] is a matrix of a checkpoint in any of them. It does no I/O, owns no threads and knows nothing of files, tensors by name or

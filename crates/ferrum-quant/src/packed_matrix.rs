@@ -3,7 +3,7 @@
 //!
 //! Both store `[in, out]` and are wanted as `[out, in]`. Going through either side in its own order
 //! touches one number per cache line of the other, and powers of two as widths make those lines
-//! evict one another; so the walk goes by small tiles, whose transpose is in a buffer on the stack.
+//! evict one another; so the walk takes small tiles, whose transpose is in a buffer on the stack.
 
 use crate::block::F16Le;
 use crate::error::{QuantError, Result};
@@ -113,7 +113,7 @@ pub(crate) fn half_floats(scales: &[[u8; 2]]) -> Vec<f32> {
     scales.iter().map(|&bits| F16Le(bits).to_f32()).collect()
 }
 
-/// Group indices of a file, held against the number of groups.
+/// Group indices of a file, checked against the number of groups.
 pub(crate) fn group_indices(
     format: &'static str,
     indices: &[[u8; 4]],

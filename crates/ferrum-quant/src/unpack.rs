@@ -2,7 +2,7 @@
 //!
 //! Every number of a block here is `d · scale · (value(code) − zero) − dmin · minimum`, with a scale
 //! and a minimum for each sixteen numbers. What differs between types is how many bits a code has
-//! and where they lie; that is taken apart once, at load.
+//! and where they lie; that is unpacked once, at load.
 
 use crate::block::{Block, blocks};
 use crate::error::Result;
@@ -15,7 +15,7 @@ use ferrum_types::GgufQuantType as T;
 /// Numbers that share a scale and a minimum.
 pub const SUB: usize = 16;
 
-/// One block taken apart. Types with blocks of 32 numbers fill the first of each list.
+/// One block unpacked. Types with blocks of 32 numbers fill the first of each list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnpackedBlock {
     /// Codes as stored; of [`T::Q8_0`] the bits of a signed byte.

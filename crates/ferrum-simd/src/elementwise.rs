@@ -77,7 +77,7 @@ lane_op!(@impl Scale, 1, |self, s, x, _y| s.mul(x, s.splat(self.0)));
 pub(crate) struct Softcap(pub(crate) f32);
 lane_op!(@impl Softcap, 8, |self, s, x, _y| math::softcap(s, x, self.0));
 
-/// One stretch of lanes. `out` may be the memory of `x` or `y`, element on element.
+/// One range of lanes. `out` may be the memory of `x` or `y`, element on element.
 struct Lanes<O> {
     op: O,
     x: *const f32,
@@ -94,7 +94,7 @@ impl<O: LaneOp> Kernel for Lanes<O> {
         let whole = self.len / LANES * LANES;
         let mut i = 0;
         while i < whole {
-            // SAFETY: whoever makes a `Lanes` promises `len` elements behind each pointer.
+            // SAFETY: the constructor of `Lanes` requires `len` elements behind each pointer.
             unsafe {
                 let v = self
                     .op
@@ -131,12 +131,12 @@ unsafe impl Send for Pointers {}
 /// `out = op(x, y)` for `len` elements.
 ///
 /// # Safety
-/// Each pointer is valid for `len` elements and nobody else uses `out`; `out` may be `x` or `y`.
+/// Each pointer is valid for `len` elements and no other thread uses `out`; `out` may be `x` or `y`.
 unsafe fn spread_lanes(exec: &Exec, op: impl LaneOp, pointers: Pointers, len: usize) {
     fn of<O: LaneOp>(_: O) -> usize {
         O::COST
     }
-    // Units of a few lines: a task's stretch then begins on a line of its own.
+    // Units of a few lines: a task's range then begins on a cache line of its own.
     const UNIT: usize = 4 * LANES;
     exec.parallel_for(len.div_ceil(UNIT), UNIT * of(op), |units, _| {
         let pointers = &pointers;

@@ -84,7 +84,7 @@ pub(super) fn panel_bytes(cols: usize) -> usize {
     cols.div_ceil(SEGMENT) * SCALES + cols * PANEL
 }
 
-/// Layers on their way, one below the other.
+/// Layers that are packed, one below the other.
 pub(super) struct Packing<'a> {
     layers: &'a [Fp8Tensors<'a>],
     /// Those of each layer.

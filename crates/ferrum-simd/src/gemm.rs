@@ -1,7 +1,7 @@
 //! Dense products, row look-ups and the largest element of a row.
 //!
 //! For few rows the packed weight goes straight to registers (it is read from memory once, at the speed
-//! of memory). Many rows go in blocks: a stretch of eight panels becomes f32 (if it is not what products
+//! of memory). Many rows are multiplied in blocks: eight panels become f32 (if it is not what products
 //! take already) in a buffer that fits the second-level cache, and every tile of rows passes over it.
 
 pub(crate) mod lane;
@@ -408,7 +408,7 @@ impl<F: Format> Direct<'_, F> {
         // (both sliced so).
         unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
         for (i, acc) in acc.iter().enumerate() {
-            // SAFETY: a panel belongs to one task, so nobody else has these columns.
+            // SAFETY: a panel belongs to one task, so no other thread has these columns.
             let out = unsafe { self.out.part(row + i, first, cols) };
             for (v, acc) in acc.iter().enumerate() {
                 if v * LANES < cols {

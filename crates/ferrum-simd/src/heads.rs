@@ -58,7 +58,7 @@ impl Rotation<'_> {
     }
 }
 
-/// What happens to a head on its way: optional norm, then optional rotation.
+/// Transform of a head: optional norm, then optional rotation.
 #[derive(Clone, Copy, Default)]
 pub struct HeadTransform<'a> {
     /// Weight `[head_dim]`, and what is added to the mean square.
@@ -173,14 +173,14 @@ fn strides(layout: HeadLayout, shape: HeadsShape) -> (usize, usize) {
     }
 }
 
-/// Heads on their way from a source through a transform to a sink, all tokens of each head.
+/// Moves heads from a source through a transform to a sink, all tokens of each head.
 pub(crate) struct Move<'a, K> {
     pub(crate) source: HeadSource<'a>,
     pub(crate) transform: HeadTransform<'a>,
     pub(crate) sink: K,
 }
 
-/// A stretch of heads of a [`Move`].
+/// A range of heads of a [`Move`].
 struct MoveHeads<'a, K> {
     all: &'a Move<'a, K>,
     shape: HeadsShape,
@@ -205,7 +205,7 @@ impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
                 self.buffer
                     .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
                 transform.apply(s, self.buffer, token);
-                // SAFETY: a stretch of heads belongs to one thread.
+                // SAFETY: a range of heads belongs to one thread.
                 unsafe { sink.store(s, token, head, self.buffer) };
             }
         }
@@ -387,7 +387,7 @@ pub fn qk_norm_rope(
     );
 }
 
-/// A stretch of heads in memory order, transformed where they are.
+/// A range of heads in memory order, transformed in place.
 struct InPlace<'a> {
     transform: &'a HeadTransform<'a>,
     x: SharedMut<'a, f32>,

@@ -191,7 +191,7 @@ impl Level {
         }
     }
 
-    /// The least level, with dot products of bf16 in plain Rust: what other levels with such are held against.
+    /// The least level, with dot products of bf16 in plain Rust: the reference of other levels with such.
     pub fn base_bf16() -> Self {
         Self {
             isa: Isa::BASE,

@@ -513,7 +513,7 @@ impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
             return None;
         }
         let ids = self.batch.table(at.0);
-        // The first vector of the chunk of `key`. A table may end, or go on with what nobody has checked.
+        // The first vector of the chunk of `key`. A table may end, or go on with unchecked entries.
         let start = |key: usize| {
             let block = usize::try_from(*ids.get(key / block_size)?).ok()?;
             let head = || head_start(&self.pools.shape, block, at.1);

@@ -15,7 +15,7 @@
 //!
 //! It knows slices and sizes, and nothing of devices, contexts or the traits that backends implement: a change of those
 //! compiles none of this again. What it offers is not generic over levels, nor over elements that are compiled by
-//! whoever calls (see [`CpuKvElement`](kv::CpuKvElement)). Lengths are the caller's to check: a slice that is too short
+//! the caller (see [`CpuKvElement`](kv::CpuKvElement)). Lengths are the caller's to check: a slice that is too short
 //! is a panic here.
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits

@@ -1,6 +1,6 @@
 //! Linear attention over states that decay: gated delta networks and Mamba-2.
 //!
-//! A value head of a sequence is a task: its state is of nobody else, and its tokens come one after the other, each a
+//! A value head of a sequence is a task: no other task reads its state, and its tokens come one after the other, each a
 //! decay, an update of rank 1 and a product. So chunks and batches change no bit. Columns of a state are independent,
 //! and a vector of them goes through all keys before the next one, with its sums in registers.
 

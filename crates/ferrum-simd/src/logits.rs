@@ -1,7 +1,7 @@
 //! What samplers ask of a row of logits that is on the host, with the vector code of the device's ops: a vocabulary is
 //! long, and every sequence reads all of it for every token.
 //!
-//! All levels give the same bits, so the best one serves whatever level the device was told to use.
+//! All levels give the same bits, so the best one is used whatever level the device was given.
 
 use super::isa::{Kernel, Level};
 use super::math;

@@ -15,7 +15,7 @@ use ferrum_types::{Error, Result, SrcDtype, WeightPart};
 
 const LOAD: &str = "load_layers";
 
-/// A part on its way to panels.
+/// A part that is packed into panels.
 enum PackSource<'a> {
     Layer(Layer<'a>),
     Blocks(GgufRows<'a>),

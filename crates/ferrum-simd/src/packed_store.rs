@@ -1,6 +1,6 @@
 //! PackedMatrix weights that are kept between runs.
 //!
-//! Packing reads every byte of a model once at load. What comes of it depends on the source, the layout of
+//! Packing reads every byte of a model once at load. The result depends on the source, the layout of
 //! panels and the level alone, so a [`PackedStore`] can keep it and give it back as mapped memory, which is
 //! neither copied nor computed. The store is a trait: this crate knows no files. What it gives back is
 //! outside data, so shapes, sizes and alignment are checked against each other before a kernel sees them;
@@ -220,7 +220,7 @@ impl Exec {
     }
 }
 
-/// A loaded weight that can be taken apart into an entry, and be made of one.
+/// A loaded weight that can be written as an entry and read back.
 pub trait Packable: Sized {
     /// Appends shapes and forms, and the panels that go with them.
     fn describe(&self, entry: &mut PackedEntry);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const TIME: Duration = Duration::from_millis(300);
 /// Larger than the caches that a process usually gets to itself.
 const BYTES: usize = 256 << 20;
-/// Rounds of one timed stretch of arithmetic; well below a millisecond.
+/// Rounds of one timed run of arithmetic; well below a millisecond.
 const ROUNDS: usize = 50_000;
 /// Independent sums: enough to hide the latency of an addition, few enough to stay in registers.
 const WIDE_SUMS: usize = 12;
@@ -119,13 +119,13 @@ fn copy(exec: &Exec, from: &[u8], to: &mut [u8]) {
 }
 
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
-/// typical stretch.
+/// typical run.
 pub fn fma_peak(exec: &Exec) -> f64 {
     lane_peak::<Single>(exec)
 }
 
 /// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical
-/// stretch, where products with weights of bf16 are made of such.
+/// run, where products with weights of bf16 are made of such.
 pub fn bf16_peak(exec: &Exec) -> Option<f64> {
     let has_bf16 = exec.level.has_bf16();
     has_bf16.then(|| lane_peak::<Pair>(exec))
@@ -144,7 +144,7 @@ fn lane_peak<L: Lane>(exec: &Exec) -> f64 {
 }
 
 /// Operations on bytes (a multiply-add into wider integers counts two) per second of all the
-/// device's threads, in a typical stretch: the limit of products with quantised weights.
+/// device's threads, in a typical run: the limit of products with quantised weights.
 pub fn byte_peak(exec: &Exec) -> f64 {
     let tasks = exec.pool.threads() * 4;
     let sums = exec.level.run_bytes(ByteChains(black_box(1))).1;

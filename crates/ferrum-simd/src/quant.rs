@@ -2,8 +2,8 @@
 //!
 //! Blocks are repacked once at load ([`pack`]) into panels of 32 features ([`mod@format`]); activations
 //! become bytes with a scale for each 32 of a row (`acts`); products of bytes are summed in integers
-//! (`tile`). A few rows take the codes straight from the panel; many share a stretch of it that was
-//! taken apart into the first-level cache (`task`). Types without a packed form of their own are
+//! (`tile`). A few rows take the codes straight from the panel; many share units of it that were
+//! decoded into the first-level cache (`task`). Types without a packed form of their own are
 //! expanded to f32.
 
 pub(crate) mod acts;

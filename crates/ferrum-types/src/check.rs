@@ -1,4 +1,4 @@
-//! Checks of sizes and of index buffers that the host sees, for whoever computes with them. A wrong argument gives
+//! Checks of sizes and of index buffers that the host sees, shared by all backends. A wrong argument gives
 //! the same error wherever it is found.
 
 pub use crate::weight_part::{stored_rows, weight_parts};

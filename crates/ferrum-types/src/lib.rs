@@ -1,4 +1,4 @@
-//! The words every Ferrum crate speaks: errors, dtypes, buffer elements, shapes and ids.
+//! Types shared by all Ferrum crates: errors, dtypes, buffer elements, shapes and ids.
 //!
 //! This crate sits at the bottom of the tree. It knows nothing of files, kernels or models; what
 //! belongs here is only what two crates on different branches of the tree must agree on.

@@ -406,7 +406,7 @@ impl ExpertGroups {
     pub const MOST: usize = 64;
 }
 
-/// What becomes of a pair's products with the gate and up matrices of its expert.
+/// Activation that combines a pair's products with the gate and up matrices of its expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertActivation {
     /// `silu(gate) · up`.
@@ -641,7 +641,7 @@ impl LinearAttentionShape {
 /// Memory that weights and KV can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that nobody uses now, or that would be given up for whoever wants them.
+    /// Free bytes, reclaimable caches included.
     pub free: u64,
     /// All bytes, used ones included.
     pub total: u64,

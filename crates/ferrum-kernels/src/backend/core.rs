@@ -34,13 +34,13 @@ pub struct DeviceInfo {
     pub name: String,
     /// Instruction set, driver, or what else decides speed.
     pub detail: String,
-    /// Whether a GPU is only imitated by the CPU, so that nobody should choose it for speed.
+    /// Whether a GPU is only imitated by the CPU, so that it should not be chosen for speed.
     pub software: bool,
     /// Its memory at the time of asking, where the device tells.
     pub memory: Option<DeviceMemory>,
 }
 
-/// What the bits of a row depend on: of a prompt that is computed in one piece or in several, of a sequence that is
+/// Whether a row's result is independent of batching, chunking and drafting: of a prompt that is computed in one piece or in several, of a sequence that is
 /// alone or among others, of a token that was drafted and one that was not.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BatchInvariance {
@@ -81,7 +81,7 @@ impl UploadPiece {
 /// A device and the ops that every device can do. The value is a handle: cloning it is cheap and two
 /// handles to different devices live side by side.
 ///
-/// Ops are associated functions on a context, so that whoever holds a context needs nothing else.
+/// Ops are associated functions on a context, so that a context is all that a caller needs.
 /// Names of shapes: `rows` or `tokens` outermost, see the [module](super) for the conventions.
 /// Every op fails with [`ferrum_types::Error::Shape`] when a buffer is shorter than its shape
 /// ([`check`] has the checks).

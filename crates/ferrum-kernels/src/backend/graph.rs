@@ -1,4 +1,4 @@
-//! Capture and replay of a step, so that a device need not be told the same thing twice.
+//! Capture and replay of steps as device graphs.
 
 use super::Backend;
 use ferrum_types::Result;
@@ -24,7 +24,7 @@ pub enum GraphRun {
 /// before each call; it must record the same ops over the same buffers for the same key. There is no
 /// limit on the number of ops or layers.
 pub trait BackendGraph: Backend {
-    /// Whether anything is captured. Steps are then filled up to few sizes, with rows that nobody reads; where nothing is
+    /// Whether steps are captured. Captured steps are padded to few sizes, with rows that are not read; where nothing is
     /// captured they have the rows that they have.
     fn captures(&self) -> bool {
         false

@@ -15,7 +15,7 @@ pub trait HostMemory: Send {
 }
 
 /// Memory of the host that a device may have made so that it reaches it by itself, at full speed and while the host
-/// goes on ([`Backend::host_buffer`](super::Backend::host_buffer)). To whoever has it, it is a slice.
+/// goes on ([`Backend::host_buffer`](super::Backend::host_buffer)). It derefs to a slice.
 pub struct HostBuffer<T> {
     memory: Memory<T>,
     len: usize,

@@ -28,13 +28,13 @@ pub struct DeviceBatch<B: Backend> {
     pub query_starts: B::Buffer<i32>,
     /// `[seqs]`: keys in the cache after this step's writes.
     pub kv_lens: B::Buffer<i32>,
-    /// `[seqs]`: the slot of each sequence's recurrent state; nobody looks at it where no layer has one.
+    /// `[seqs]`: the slot of each sequence's recurrent state; not read where no layer has one.
     pub state_slots: B::Buffer<i32>,
     /// For each cache group `[seqs, table_stride]`: block ids.
     pub block_tables: Vec<B::Buffer<i32>>,
 }
 
-/// A fused projection on its way into a paged cache.
+/// A fused projection that is appended to a paged cache.
 pub struct PagedQkv<'a, B: Backend> {
     /// `[tokens, q_dim + k_dim + v_dim]`.
     pub qkv: &'a Act<B>,

@@ -7,7 +7,7 @@ use ferrum_types::{Element, Error, Result};
 pub enum PendingRead<T> {
     /// The elements, which were there at once.
     Ready(Vec<T>),
-    /// They are on their way.
+    /// They are being copied.
     Later(Box<dyn FinishRead>),
 }
 

@@ -48,7 +48,7 @@ pub trait BackendState: Backend {
     /// inputs; that of a sequence without tokens stays.
     ///
     /// `x`, `out`: `[tokens, channels]`; `weight`: `[channels, kernel]`; `bias`: `[channels]`; `states`: as the shape says.
-    /// No two sequences with tokens are in one slot, but for those whose rows and state nobody looks at.
+    /// No two sequences with tokens are in one slot, but for those whose rows and state are not read.
     fn causal_conv1d(
         ctx: &mut Self::Context,
         x: &Act<Self>,
@@ -72,7 +72,7 @@ pub trait BackendState: Backend {
     /// sequence without tokens stays.
     ///
     /// `states`: as the shape says; `out`: `[tokens, value_heads · value_dim]`. No two sequences with tokens are in one
-    /// slot, but for those whose rows and state nobody looks at.
+    /// slot, but for those whose rows and state are not read.
     fn linear_attention(
         ctx: &mut Self::Context,
         inputs: LinearAttention<'_, Self>,

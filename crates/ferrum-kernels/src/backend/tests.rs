@@ -1,4 +1,4 @@
-//! What a backend has to write, held against the list in the guide.
+//! What a backend has to write, checked against the list in the guide.
 
 /// Traits of [`LlmBackend`](crate::LlmBackend), each with the file that defines it.
 const TRAITS: [(&str, &str); 7] = [

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::marker::PhantomData;
 use std::time::Instant;
 
-/// A measured stretch of device time.
+/// A measured span of device time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// What ran.

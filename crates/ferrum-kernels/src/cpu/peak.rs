@@ -29,19 +29,19 @@ pub fn packing(
 }
 
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
-/// typical stretch.
+/// typical run.
 pub fn fma_peak(device: &CpuBackend) -> f64 {
     peak::fma_peak(device.exec())
 }
 
 /// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical
-/// stretch, where products with weights of bf16 are made of such.
+/// run, where products with weights of bf16 are made of such.
 pub fn bf16_peak(device: &CpuBackend) -> Option<f64> {
     peak::bf16_peak(device.exec())
 }
 
 /// Operations on bytes (a multiply-add into wider integers counts two) per second of all the
-/// device's threads, in a typical stretch: the limit of products with quantised weights.
+/// device's threads, in a typical run: the limit of products with quantised weights.
 pub fn byte_peak(device: &CpuBackend) -> f64 {
     peak::byte_peak(device.exec())
 }

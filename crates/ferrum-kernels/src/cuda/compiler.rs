@@ -154,7 +154,7 @@ fn version() -> Result<(i32, i32)> {
 /// when a kernel of theirs is first asked for.
 pub(super) struct Modules {
     target: Target,
-    /// In the order of [`SOURCES`]. Whoever needs one that is being loaded waits for it.
+    /// In the order of [`SOURCES`]. A caller that needs one that is being loaded waits for it.
     loaded: Vec<Mutex<Option<Module>>>,
 }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 /// Bytes that are copied between host and device at once.
 const STEP: usize = 8 << 20;
 
-/// Pieces of pinned memory of one size that may be on their way up at once, and of the largest size: two of them keep the
+/// Pieces of pinned memory of one size that may be uploaded at once, and of the largest size: two of them keep the
 /// bus busy while the third is filled.
 const MOST_SLOTS: usize = 16;
 const MOST_LARGE: usize = 3;

@@ -181,7 +181,7 @@ impl Driver {
         (version / 1000, version % 1000 / 10)
     }
 
-    /// Free memory, with what the pool has and nobody uses, and all of it.
+    /// Free memory, unused memory of the pool included, and total memory.
     pub(super) fn memory(&self) -> Option<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         self.bind("memory").ok()?;
@@ -218,7 +218,7 @@ impl Event {
         })
     }
 
-    /// Whether all work before it is done. An error is for whoever waits.
+    /// Whether all work before it is done. An error is reported where the event is waited for.
     pub(super) fn is_done(&self) -> bool {
         // SAFETY: the event is held.
         self.driver.bind("event").is_ok()
@@ -384,7 +384,7 @@ impl Stream {
         })
     }
 
-    /// Copies to the first `bytes` bytes of pinned memory, which nobody looks at before an event behind this.
+    /// Copies to the first `bytes` bytes of pinned memory, which is not read before an event after this copy.
     pub(super) fn download(
         &self,
         op: &'static str,

@@ -46,9 +46,9 @@ const SOME_ROWS: usize = 64;
 /// How a kernel works.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// Each warp makes its products; one tile of keys or of values is on its way.
+    /// Each warp makes its products; one tile of keys or of values is being loaded.
     Warp,
-    /// The same with two tiles of both on their way.
+    /// The same with two tiles of both being loaded.
     Ahead,
     /// Four warps make a product together (`wgmma`).
     Group,

@@ -30,7 +30,7 @@ pub(super) const ROUNDING: f64 = 1e-3;
 /// Numbers that share a scale of activations, and a step of tiles.
 const BLOCK: usize = 128;
 
-/// Scales above this could make a converted number infinite on its way.
+/// Scales above this could make a number infinite while it is converted.
 const LARGEST_SCALE: f32 = 1e30;
 
 /// Rows `[rows, k]` of codes, with a scale for each 2^`shift` numbers of a row.

@@ -108,7 +108,7 @@ pub(super) fn rope_args<A: CudaAct>(rope: Option<Rope<'_, CudaBackend<A>>>) -> [
     ]
 }
 
-/// Norms and rotates heads on their way; the caller has checked all arguments.
+/// Norms and rotates heads while it moves them; the caller has checked all arguments.
 pub(super) fn transform_heads<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,

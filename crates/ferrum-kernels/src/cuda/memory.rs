@@ -8,7 +8,7 @@
 //!
 //! The pool's order by streams is not used: memory that was asked for is there when [`Memory::new`] returns, on every
 //! stream, and [`Memory`] waits for all work before it goes back. That costs nothing in a step, which allocates nothing.
-//! What is free goes back to the driver but for [`KEPT`] bytes, so that others, and whoever asks what is free, see it.
+//! What is free goes back to the driver but for [`KEPT`] bytes, so that other programs can use it and queries of free memory count it.
 
 use super::BACKEND;
 use super::driver::{Driver, check, failure, words};
@@ -80,7 +80,7 @@ impl Pool {
         }
     }
 
-    /// Bytes that the pool has of the device and nobody uses.
+    /// Unused bytes of the pool.
     pub(super) fn idle(&self) -> u64 {
         let of = |attribute| {
             let mut bytes = 0u64;

@@ -2,7 +2,7 @@
 //!
 //! [`CudaBackend`] is generic over the element of activations. With bf16 it is what models run on: activations take half the
 //! memory and go through tensor cores, sums, the residual stream and logits are f32. With f32 nothing between two products
-//! is rounded, which is what tests hold against other implementations (`role.rs` says how kernels have both forms).
+//! is rounded, which is what tests compare with other implementations (`role.rs` says how kernels have both forms).
 //! Dense weights keep the precision of the file, quantised ones stay integers (`pack.rs` says how they lie). `tile.rs` says
 //! which kernel multiplies bf16 with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
 //! and a few rows with quantised weights, take f32 sums and products of bytes.

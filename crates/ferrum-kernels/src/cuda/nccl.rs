@@ -482,13 +482,13 @@ impl State {
 
     /// Ends all work of the communicator on the device, finished or not.
     fn abort(&self) {
-        // Whoever waits for that work is to see this first.
+        // Callers that wait for that work see this first.
         self.has_aborted.store(true, Ordering::Release);
         let comm = lock(&self.comm).take();
         if let Some(Handle(comm)) = comm
             && self.driver.bind("abort").is_ok()
         {
-            // SAFETY: the communicator was held, and nobody has it any more.
+            // SAFETY: the communicator was held, and there is no other handle of it any more.
             unsafe { (self.library.abort)(comm) };
         }
     }
@@ -519,7 +519,7 @@ impl State {
         unsafe { (self.library.destroy)(comm) };
     }
 
-    /// The error of whoever waits for a group that has ended, in the words of its transport.
+    /// The error that callers get who wait for a group that has ended, in the words of its transport.
     fn ended(&self, op: &'static str) -> Error {
         let reason = match self.group.failure() {
             Some((rank, why)) => {

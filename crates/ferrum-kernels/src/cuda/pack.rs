@@ -179,7 +179,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A row on its way.
+/// A row that is packed.
 struct Planes<'a> {
     format: Format,
     low: &'a mut [u8],

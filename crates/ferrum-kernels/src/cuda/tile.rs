@@ -4,7 +4,7 @@
 //! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
 //! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
 //! dense bf16 weight go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised one, which
-//! becomes bf16 for that, a stretch of its rows at a time.
+//! becomes bf16 for that, some of its rows at a time.
 //!
 //! All of this is for activations of bf16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
 
@@ -180,7 +180,7 @@ pub(super) struct TilePairs {
     pub(super) share: usize,
 }
 
-/// What becomes of a sum before it is written.
+/// Epilogue of a sum before it is written.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue {
     /// `[experts, n]`, or null.
@@ -671,7 +671,7 @@ fn streamed<A: CudaAct>(
     ctx.launch(op, (In::Gemv, name), (blocks, THREADS, 0), args)
 }
 
-/// Warps that share a column: more where there are few for each processor, as long as each has a stretch of k.
+/// Warps that share a column: more where there are few for each processor, as long as each has a range of k.
 fn parts_of_columns(warps: usize, stride: usize, processors: usize) -> usize {
     let wanted = match warps / processors.max(1) {
         0..=7 => 4,

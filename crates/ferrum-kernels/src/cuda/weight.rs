@@ -39,7 +39,7 @@ pub(super) fn row_stride(cols: usize) -> usize {
     cols.next_multiple_of(8)
 }
 
-/// Bytes that are staged at once. Two such pieces are on their way up while the next one is filled.
+/// Bytes that are staged at once. Two such pieces are uploaded while the next one is filled.
 const STAGED: usize = 8 << 20;
 
 /// Bytes for which a thread of its own copies: one alone reads a mapped file at a fraction of what the bus takes.

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Dispatches whose parameters fit into one page.
 const PAGE_SLOTS: u32 = 512;
 
-/// Dispatches after which work is submitted even if nobody waits for it, so that what is recorded
+/// Dispatches after which work is submitted even if no caller waits for it, so that what is recorded
 /// but not yet running stays bounded.
 const MAX_RECORDED: u32 = 16 << 10;
 
@@ -435,7 +435,7 @@ impl GpuContext {
         self.submit()?;
         let (sender, mapped) = std::sync::mpsc::channel();
         to.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
-            // Nobody listens any more when the read was dropped.
+            // The receiver is gone when the read was dropped.
             let _ = sender.send(result);
         });
         Ok(Download {
@@ -490,7 +490,7 @@ impl Download {
             self.shared.wait("read", submission)?;
         }
         let fail = |reason: String| self.shared.failure("read", reason);
-        // The callback runs on whichever thread polls first, so it may still be on its way.
+        // The callback runs on whichever thread polls first, so it may not have run yet.
         let result = self.mapped.recv_timeout(CALLBACK);
         let result = result.map_err(|e| fail(e.to_string()))?;
         result.map_err(|e| fail(e.to_string()))?;
@@ -523,7 +523,7 @@ impl FinishRead for PendingDownload {
 
 impl Drop for GpuContext {
     fn drop(&mut self) {
-        // As on a device that runs work at once; whoever cares about errors calls `sync` before.
+        // As on a device that runs work at once; a caller that needs the errors calls `sync` before.
         let _ = self.submit();
     }
 }

@@ -123,7 +123,7 @@ fn paged_params(batch: BatchShape, pool: PagedKvShape, value_pairs: usize) -> [P
 
 const PAGED_PARAMS: usize = 7;
 
-/// Heads on their way into a pool: buffer and layout.
+/// Heads that are appended to a pool: buffer and layout.
 type Source<'a> = (&'a GpuBuffer<f32>, Layout);
 
 /// Writes the batch's tokens from token-major heads in any layout; the caller has checked bounds.

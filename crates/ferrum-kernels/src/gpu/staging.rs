@@ -1,4 +1,4 @@
-//! Host data on its way to the device, in the order of the recorded work.
+//! Uploads of host data to the device, in the order of the recorded work.
 //!
 //! `Queue::write_buffer` takes effect before the whole next submission, so work already recorded
 //! would see new contents too early. Here the data is put into mapped memory and a copy is recorded

@@ -65,7 +65,7 @@ impl<'a> Rotation<'a> {
     }
 }
 
-/// What happens to a head on its way: optional norm, then optional rotation, rounded once.
+/// Transform of a head: optional norm, then optional rotation, rounded once.
 #[derive(Clone, Copy)]
 struct HeadTransform<'a> {
     norm: Option<(&'a [f32], f32)>,

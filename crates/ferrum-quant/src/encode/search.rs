@@ -554,7 +554,7 @@ struct Moments {
 }
 
 impl Moments {
-    /// The best units of the block that has these lanes; `now` where that cannot be told.
+    /// The best units of the block that has these lanes; `now` where that is unknown.
     fn units(&self, lanes: std::ops::Range<usize>, any_sign: bool, now: (f32, f32)) -> (f32, f32) {
         let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for lane in lanes {

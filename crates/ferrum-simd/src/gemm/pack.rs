@@ -301,7 +301,7 @@ fn decode(dtype: SrcDtype, bytes: &[u8]) -> f32 {
     }
 }
 
-/// Rows of floats on their way.
+/// Rows of floats that are packed.
 pub(crate) struct Packing<'a> {
     parts: &'a [WeightPart<'a>],
     cols: usize,

@@ -75,7 +75,7 @@ pub trait CpuKvElement: KvDtypeKind {
     ) -> Result<()>;
 }
 
-/// The methods that are compiled here, once for each element, and not by whoever is generic over it.
+/// The methods that are compiled here, once for each element, and not in each crate that is generic over it.
 macro_rules! compiled {
     () => {
         fn append(

@@ -22,7 +22,7 @@ pub struct CpuBuffer<T: Element> {
 /// Whom the memory goes back to.
 #[derive(Debug)]
 enum Memory {
-    /// Nobody: there is none.
+    /// No memory.
     None,
     Heap(Layout),
     /// Kept for its drop.
@@ -112,7 +112,7 @@ impl<T: Element> Drop for CpuBuffer<T> {
     }
 }
 
-/// Bytes that never change, with whoever keeps them: a buffer, one of several matrices that share a buffer
+/// Bytes that never change, with their owner: a buffer, one of several matrices that share a buffer
 /// (as the many small ones of a stack of experts do, which are packed as one), or a mapped file.
 #[derive(Clone)]
 pub struct SharedBytes {
@@ -133,7 +133,7 @@ impl SharedBytes {
     where
         T: AsRef<[u8]> + Send + Sync + 'static,
     {
-        // The owner stays where it is and is not written to: nobody gets `&mut T` of a shared `Arc`, and what
+        // The owner stays where it is and is not written to: there is no `&mut T` of a shared `Arc`, and what
         // a `T` lends as `&[u8]` for as long as it is borrowed stays valid for as long as it is kept here.
         let bytes = (*owner).as_ref().get(range)?;
         Some(Self {

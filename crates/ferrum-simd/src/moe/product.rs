@@ -4,7 +4,7 @@
 //! the product kernels of `gemm` and `quant`: one row straight from the packed weights, many in tiles.
 //! The work of all experts is one list of (expert, some panels) that threads take from one by one: a
 //! decode step reads each chosen expert once and joins the threads once, however many experts a token
-//! has, and an expert with many rows holds nobody up.
+//! has, and an expert with many rows delays no other one.
 
 use super::{CpuExperts, Matrices};
 use crate::exec::{Exec, Scratch};
@@ -37,7 +37,7 @@ pub struct ExpertLinear<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// What becomes of a pair's products with `STACKS` matrices, biases added.
+/// Epilogue of a pair's products with `STACKS` matrices, biases added.
 trait Epilogue<const STACKS: usize>: Copy + Send + Sync + 'static {
     /// All lanes.
     fn lanes<S: Simd>(self, s: S, products: [S::V; STACKS]) -> S::V;

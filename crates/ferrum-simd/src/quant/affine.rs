@@ -152,7 +152,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// Layers on their way, one below the other.
+/// Layers that are packed, one below the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing<'a> {
     layers: &'a [&'a Layer<'a>],

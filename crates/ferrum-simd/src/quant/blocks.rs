@@ -18,7 +18,7 @@ const FOUR_BITS: i32 = 0x0f0f_0f0f;
 const TWO_BITS: i32 = 0x0303_0303;
 const ONE_BIT: i32 = 0x0101_0101;
 
-/// Half a block of a panel, on its way.
+/// Half a block of a panel, while it is packed.
 pub(super) struct HalfBlock<'a, S: Simd, C, F> {
     pub(super) s: S,
     /// The block: a head, and units.

@@ -183,7 +183,7 @@ pub fn panel_bytes<C: CodeLayout, F: ScaleLayout>(cols: usize) -> usize {
     cols / (UNIT * F::UNITS) * block_bytes::<C, F>()
 }
 
-/// Rows of blocks on their way.
+/// Rows of blocks that are packed.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing<'a> {
     parts: &'a [GgufRows<'a>],

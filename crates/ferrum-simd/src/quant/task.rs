@@ -26,7 +26,7 @@ const ACTS_AT_ONCE: usize = 192 << 10;
 const DIRECT_TILES: usize = 2;
 /// Rows whose activations of a unit have room in the registers of any level.
 const FEW_ROWS: usize = 2;
-/// Units of a panel that are taken apart at once: with a tile's activations they stay in the
+/// Units of a panel that are decoded at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
 const UNITS_AT_ONCE: usize = 16;
 
@@ -181,7 +181,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         }
         for r in 0..MR {
             let len = LANES.min(n - column);
-            // SAFETY: a task has its panels and tiles for itself, so nobody else has these rows'
+            // SAFETY: a task has its panels and tiles for itself, so no other thread has these rows'
             // columns.
             f(r, unsafe {
                 self.product.columns.part(row + r, column, len)
@@ -232,7 +232,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         (end, len)
     }
 
-    /// Some tiles times units that are taken apart. Meanwhile what follows them is brought closer.
+    /// Some tiles times decoded units. The units after them are prefetched meanwhile.
     #[inline(always)]
     fn tiles<S: ByteProducts>(
         &self,
@@ -252,7 +252,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         }
     }
 
-    /// The `MR` rows of the tile that begins with `row` times units that are taken apart.
+    /// The `MR` rows of the tile that begins with `row` times decoded units.
     #[inline(always)]
     fn tile<S: ByteProducts, const MR: usize>(
         &self,
@@ -288,7 +288,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
                         s.prefetch(next.wrapping_add(i * pace + line));
                     }
                 }
-                // SAFETY: these units were taken apart, and there are activations for each (sliced so).
+                // SAFETY: these units were decoded, and there are activations for each (sliced so).
                 unsafe {
                     let at = (2 * i + half) * Decoded::<C, F>::BYTES;
                     let weights = Decoded::<C, F> {

@@ -42,7 +42,7 @@ pub(crate) struct I(__m256i, __m256i);
 fn low_halves(v: I) -> __m256i {
     let mask = _mm256_set1_epi32(0xffff);
     let (low, high) = (_mm256_and_si256(v.0, mask), _mm256_and_si256(v.1, mask));
-    // Packing goes by halves of a register: bring quarters back in order.
+    // Packing works on halves of a register: bring quarters back in order.
     _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
 }
 
@@ -207,7 +207,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let a = _mm256_slli_epi32::<24>(_mm256_castps_si256(v.0));
             let b = _mm256_slli_epi32::<24>(_mm256_castps_si256(v.1));
             let (a, b) = (_mm256_srai_epi32::<24>(a), _mm256_srai_epi32::<24>(b));
-            // Packing goes by halves of a register: bring quarters back in order.
+            // Packing works on halves of a register: bring quarters back in order.
             let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             let bytes = _mm256_packs_epi16(pairs, pairs);
             let bytes = _mm256_permute4x64_epi64::<0b00_00_10_00>(bytes);

@@ -1,5 +1,5 @@
 //! How many threads are worth having: one for each physical core that this process may use; and on which
-//! memory nodes those cores are. And how much memory is there for whoever asks.
+//! memory nodes those cores are. It also says how much memory is free.
 
 use ferrum_types::DeviceMemory;
 use std::collections::BTreeSet;
@@ -106,7 +106,7 @@ pub fn memory_below(root: &Path) -> Option<DeviceMemory> {
         let (Some(limit), Some(used)) = (number("memory.max"), number("memory.current")) else {
             continue;
         };
-        // Pages of files are given up for whoever wants the memory.
+        // Cached pages of files are reclaimable.
         let stat = read(&folder.join("memory.stat")).unwrap_or_default();
         let file = stat
             .lines()

@@ -20,7 +20,7 @@ pub struct MoeLen {
 }
 
 /// A stack has experts, and its matrices rows and columns: one of nothing would have no size that its
-/// bytes could be held against.
+/// bytes could be checked against.
 pub fn expert_stack(op: &'static str, shape: ExpertShape) -> Result<()> {
     let ExpertShape { experts, n, k } = shape;
     require(op, experts > 0 && n > 0 && k > 0, || {
@@ -36,7 +36,7 @@ pub fn expert_parts(op: &'static str, parts: &[WeightPart<'_>], k: usize) -> Res
 }
 
 /// [`load_layer_experts`](crate::BackendMarlinExperts::load_layer_experts): the stack that the layers
-/// make. Their bytes are checked by whoever decodes them.
+/// make. Their bytes are checked where they are decoded.
 pub fn expert_layers(
     op: &'static str,
     layers: &[QuantWeights<'_>],

@@ -77,7 +77,7 @@ impl Candidates {
         self.top = max(&self.logits);
     }
 
-    /// Puts the `k` best in order. Most stretches of a row have nothing that is better than what was
+    /// Puts the `k` best in order. Most ranges of a row have nothing that is better than what was
     /// found before them.
     fn find_best(&mut self, logits: &[f32], k: usize) {
         let keep = |order: &mut Vec<Candidate>| {
@@ -409,7 +409,7 @@ mod tests {
         holed.iter_mut().step_by(77).for_each(|x| *x = f32::NAN);
         holed[4321] = f32::INFINITY;
         holed[17] = f32::NEG_INFINITY;
-        // In rising order, every stretch has better ones than those before it.
+        // In rising order, every range has better ones than those before it.
         let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
         let mixed: Vec<f32> = (0..5000).map(|i| ((i * 2741) % 5000) as f32).collect();
         for logits in [whole, holed, rising, mixed] {

@@ -7,9 +7,9 @@ use ferrum_simd::moe::Matrices;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use half::f16;
 
-/// Rows of the largest product: more tiles than any level multiplies without stretches.
+/// Rows of the largest product: more tiles than any level multiplies without decoding units first.
 const ROWS: usize = 19;
-/// Numbers of a row: more than a stretch, in whole blocks of every type.
+/// Numbers of a row: more than the units that are decoded at once, in whole blocks of every type.
 pub(super) const INPUTS: usize = 768;
 
 /// A weight as its file has it.

@@ -164,7 +164,7 @@ fn ragged_batches_in_every_kind() {
             softcap: None,
         };
         // The tables of the two steps differ when a sequence grows into a new block, so that a few
-        // keys are read that nobody wrote: zeros in both backends.
+        // keys are read that were never written: zeros in both backends.
         let pool = PagedKvShape {
             blocks: 80,
             block_size,

@@ -174,7 +174,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// A routing with an expert that nobody chose.
+/// A routing with an expert that no token chose.
 fn routed() -> MoeRouting<R> {
     let mut routing = routing(ROUTE);
     routing.expert_ids = ints(&[3, 0, 0, 3, 1, 3]);

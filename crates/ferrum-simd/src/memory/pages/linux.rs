@@ -257,13 +257,13 @@ impl Mapping {
 }
 
 impl Drop for Pages {
-    /// Gives the pages of a piece back, however long its neighbours live. Nobody gets them again, and the
+    /// Gives the pages of a piece back, however long its neighbours live. They are not handed out again, and the
     /// two at its ends stay until the mapping goes.
     fn drop(&mut self) {
         let skip = self.start.as_ptr().align_offset(GRAIN);
         let len = self.piece.saturating_sub(skip) / GRAIN * GRAIN;
         if len > 0 {
-            // SAFETY: the range lies in this piece, which nobody else has, and both its ends are
+            // SAFETY: the range lies in this piece, which has one owner, and both its ends are
             // multiples of every size of page, so no neighbour loses anything.
             unsafe { system::madvise(self.start.as_ptr().add(skip), len, system::MADV_DONTNEED) };
         }
@@ -272,7 +272,7 @@ impl Drop for Pages {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `new` with this size and nobody has a piece of it any more.
+        // SAFETY: the mapping was made in `new` with this size and no piece of it is left.
         unsafe { system::munmap(self.base.as_ptr(), self.size) };
     }
 }
