@@ -343,7 +343,7 @@ fn leaving<B: BackendCollective>(devices: &[B], size: usize) -> Check {
         if rank == 0 {
             return Ok(None);
         }
-        // A device that exchanges by itself tells whoever waits for it.
+        // A device that exchanges by itself reports it to the thread that waits for it.
         let first = B::all_reduce(ctx, &mut buffer, 4, ReduceOp::Sum);
         let first = first.and_then(|()| B::sync(ctx)).err();
         let later = B::broadcast(ctx, &mut buffer, 4, rank).err();

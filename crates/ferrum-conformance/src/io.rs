@@ -13,7 +13,7 @@ use ferrum_types::{Dtype, Element, Error, FloatElement};
 const GUARD: usize = 5;
 /// What a guard holds: exact in every float type.
 const GUARD_VALUE: f32 = 12288.0;
-/// What integers hold that nobody should read, or that should be written over.
+/// Value of integers that no op should read, or that should be written over.
 const NO_INDEX: i32 = i32::MIN + 7;
 
 /// Why a case did not pass.

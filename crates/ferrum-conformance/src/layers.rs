@@ -9,7 +9,8 @@ use crate::io::{Check, Io, wrong};
 use crate::marlin::{Kind, Layer};
 use crate::naive;
 use ferrum_kernels::{
-    BackendQuantMarlin, Fp8Weights, GemmShape, GgufRows, PackedWeights, PackedZeros, QuantWeights,
+    BackendQuantMarlin, Fp8Weights, GemmShape, GgufRows, PackQuantizedWeights, PackedZeros,
+    QuantWeights,
 };
 use ferrum_quant::fp8_codec::e4m3_to_f32;
 use ferrum_types::{GgufQuantType, SrcDtype};
@@ -216,7 +217,7 @@ impl Part {
                 scales,
                 zeros,
                 g_idx,
-            } => QuantWeights::Packed(PackedWeights {
+            } => QuantWeights::PackQuantized(PackQuantizedWeights {
                 bits: scheme.bits,
                 group_size: scheme.group_size,
                 in_features: self.k,
@@ -323,32 +324,32 @@ fn wrong_layers<B: BackendQuantMarlin>(device: &B) -> Check {
     let packed = Part::new(&mut rng, GROUPS, 32, 64);
     let float8 = Part::new(&mut rng, FLOAT8, 32, 64);
     let mut bad = Vec::new();
-    if let QuantWeights::Packed(good) = packed.weights() {
+    if let QuantWeights::PackQuantized(good) = packed.weights() {
         bad.extend([
-            PackedWeights {
+            PackQuantizedWeights {
                 codes: &good.codes[4..],
                 ..good
             },
-            PackedWeights {
+            PackQuantizedWeights {
                 scales: &good.scales[2..],
                 ..good
             },
-            PackedWeights { bits: 5, ..good },
-            PackedWeights {
+            PackQuantizedWeights { bits: 5, ..good },
+            PackQuantizedWeights {
                 group_size: 0,
                 ..good
             },
-            PackedWeights {
+            PackQuantizedWeights {
                 g_idx: Some(&good.codes[..8]),
                 ..good
             },
-            PackedWeights {
+            PackQuantizedWeights {
                 zeros: PackedZeros::Bytes(good.scales),
                 ..good
             },
         ]);
     }
-    let mut bad: Vec<_> = bad.into_iter().map(QuantWeights::Packed).collect();
+    let mut bad: Vec<_> = bad.into_iter().map(QuantWeights::PackQuantized).collect();
     if let QuantWeights::Fp8(good) = float8.weights() {
         let wrong = [
             Fp8Weights {

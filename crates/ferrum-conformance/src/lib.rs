@@ -7,7 +7,7 @@
 //! shape error, and that the bits of a row do not depend on its company (other rows, chunks, blocks).
 //!
 //! [`run_reference`], [`run_cpu`], [`run_cuda`] and [`run_gpu`] put a backend of the workspace through everything;
-//! the other functions are the parts, for whoever has a backend of their own. What a backend does
+//! the other functions are the parts, for backends of other crates. What a backend does
 //! not implement is in the [`Report`] too, as skipped.
 //!
 //! Cases live in the file of what they test: `core/` for the ops of every backend, `paged.rs`,

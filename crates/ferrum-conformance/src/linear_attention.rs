@@ -96,7 +96,7 @@ impl Step {
 
 fn make(rng: &mut Rng, spec: Spec) -> Step {
     let ([key_heads, value_heads], [key_dim, value_dim]) = (spec.heads, spec.dims);
-    // Room before and behind its part of a state, and slots of nobody.
+    // Room before and behind its part of a state, and unused slots.
     let slots = spec.seqs.len() + 2;
     let mut shape = LinearAttentionShape {
         rule: spec.rule,

@@ -1,4 +1,4 @@
-//! The formulas of the ops, written as they are printed: what the reference backend is held against.
+//! The formulas of the ops, written as they are printed: what the reference backend is compared with.
 //!
 //! Everything is f64 and nothing is clever. Nothing here is shared with a backend.
 

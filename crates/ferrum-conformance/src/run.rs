@@ -164,7 +164,7 @@ pub fn ops() -> Vec<&'static str> {
     ops
 }
 
-/// The whole suite on the reference backend, held against the formulas of the suite.
+/// The whole suite on the reference backend, compared with the formulas of the suite.
 pub fn run_reference(filter: &Filter) -> Report {
     run_precision::<Uniform<f32>>(filter)
 }

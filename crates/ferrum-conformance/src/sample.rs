@@ -123,7 +123,7 @@ fn with_logprobs<B: BackendSample>(io: &mut Io<'_, B>, data: &Rows) -> Check {
     io.take_indices("tokens", &out.tokens, rows)
 }
 
-/// What nobody writes: the rows before the first.
+/// Rows before the first, which are not written.
 fn untouched(count: usize, poison: f64) -> Vec<f64> {
     vec![poison; count]
 }

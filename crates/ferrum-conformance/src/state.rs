@@ -66,7 +66,7 @@ fn make(rng: &mut Rng, spec: Spec) -> Conv {
         channels, kernel, ..
     } = spec;
     let part = (kernel - 1) * channels;
-    // Room before and behind the convolution's part, and slots of nobody.
+    // Room before and behind the convolution's part, and unused slots.
     let (offset, elements, slots) = (3, part + 8, spec.seqs.len() + 2);
     let order = rng.permutation(slots).into_iter();
     let tokens: usize = spec.seqs.iter().sum();

@@ -151,7 +151,7 @@ fn an_absent_device_skips_everything() {
     assert!(absent.skipped > 10);
 }
 
-/// A case has one name, or nobody could run it alone.
+/// A case has a name of its own, so that it can be run alone.
 #[test]
 fn names_are_unique() {
     let mut names = std::collections::BTreeSet::new();

@@ -9,7 +9,7 @@
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa, peak};
 use ferrum_kernels::{
     AwqWeights, BackendQuantMarlin, Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints,
-    PackedWeights, PackedZeros, QuantWeights,
+    PackQuantizedWeights, PackedZeros, QuantWeights,
 };
 use ferrum_types::{GgufQuantType, SrcDtype};
 /// Features, and numbers in each: larger together than the caches.
@@ -109,7 +109,7 @@ fn layers(run: impl Fn(&str, &QuantWeights<'_>)) {
         scales: &scales,
     };
     run("AWQ", &QuantWeights::Awq(layer));
-    let layer = PackedWeights {
+    let layer = PackQuantizedWeights {
         bits: 4,
         group_size: GROUP,
         in_features: K,
@@ -120,5 +120,5 @@ fn layers(run: impl Fn(&str, &QuantWeights<'_>)) {
         zeros: PackedZeros::None,
         g_idx: None,
     };
-    run("pack-quantized", &QuantWeights::Packed(layer));
+    run("pack-quantized", &QuantWeights::PackQuantized(layer));
 }

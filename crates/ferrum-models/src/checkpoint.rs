@@ -2,14 +2,14 @@
 //!
 //! The tensors decide whether a layer is quantised (what a config says of modules left alone agrees
 //! with them, or the file could not be read at all); the config decides what the integers mean. Shapes
-//! and indices are held against both here, so that errors name file and tensor.
+//! and indices are checked against both here, so that errors name file and tensor.
 
 use ferrum_formats::hf::{
     AwqConfig, CompressedTensorsConfig, Fp8Config, GptqConfig, QuantizationConfig,
 };
 use ferrum_formats::{HfFolder, ModelSource, TensorDtype, TensorSource, TensorView};
 use ferrum_kernels::{
-    AwqWeights, Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, MatShape, PackedWeights,
+    AwqWeights, Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, MatShape, PackQuantizedWeights,
     PackedZeros, QuantWeights,
 };
 use ferrum_types::{Dtype, Error, GgufQuantType, Result, SrcDtype};
@@ -132,7 +132,7 @@ impl<'a> Checkpoint<'a> {
         let checked = match &weights {
             QuantWeights::Gptq(layer) => layer.validate(),
             QuantWeights::Awq(layer) => layer.validate(),
-            QuantWeights::Packed(layer) => layer.validate(),
+            QuantWeights::PackQuantized(layer) => layer.validate(),
             QuantWeights::Fp8(layer) => layer.validate(),
             QuantWeights::Gguf(_) => Ok(()),
         };
@@ -328,7 +328,7 @@ impl<'a> Layer<'a, '_> {
             true => Some(self.tensor("weight_g_idx", Dtype::I32, &[k])?.bytes),
             false => None,
         };
-        Ok(QuantWeights::Packed(PackedWeights {
+        Ok(QuantWeights::PackQuantized(PackQuantizedWeights {
             bits,
             group_size,
             in_features: k,

@@ -4,7 +4,7 @@
 //! alone, so it is the same code on backends that have no such kernels.
 
 use crate::expert_relayout::ReorderedExperts;
-use crate::linear::Place;
+use crate::linear::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
@@ -461,7 +461,7 @@ pub(crate) struct RowParallelExperts<B: Backend> {
     pub(crate) part: Box<dyn Experts<B>>,
     /// Elements of the residual stream.
     pub(crate) hidden: usize,
-    pub(crate) place: Place,
+    pub(crate) place: RankIndex,
 }
 
 impl<B: BackendCollective> Experts<B> for RowParallelExperts<B> {

@@ -129,12 +129,12 @@ impl<B: Backend, W: WeightForm<B>> Embedding<B> for MatrixLinear<B, W> {
 
 /// Which rank of how many a weight was cut for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RankIndex {
     rank: usize,
     ranks: usize,
 }
 
-impl Place {
+impl RankIndex {
     pub(crate) fn of(cut: &RankShard) -> Self {
         Self {
             rank: cut.rank(),
@@ -163,7 +163,7 @@ pub(crate) struct RowParallelLinear<B: Backend, W: WeightForm<B>> {
     pub(crate) part: MatrixLinear<B, W>,
     /// `[out_features]`, on every rank.
     pub(crate) bias: Option<B::Buffer<f32>>,
-    pub(crate) place: Place,
+    pub(crate) place: RankIndex,
 }
 
 impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, W> {
@@ -194,9 +194,9 @@ impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, 
 }
 
 /// Memory that grows to the largest need and stays. The threads of a group never share one.
-struct Grown<T>(Mutex<Vec<T>>);
+struct GrowableBuffer<T>(Mutex<Vec<T>>);
 
-impl<T: DeviceBuffer> Grown<T> {
+impl<T: DeviceBuffer> GrowableBuffer<T> {
     fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -235,8 +235,8 @@ pub(crate) struct VocabParallelEmbedding<B: Backend, W: WeightForm<B>> {
     table: MatrixLinear<B, W>,
     /// The first of them.
     first: usize,
-    ids: Grown<B::Buffer<i32>>,
-    place: Place,
+    ids: GrowableBuffer<B::Buffer<i32>>,
+    place: RankIndex,
 }
 
 impl<B: Backend, W: WeightForm<B>> VocabParallelEmbedding<B, W> {
@@ -244,8 +244,8 @@ impl<B: Backend, W: WeightForm<B>> VocabParallelEmbedding<B, W> {
         Self {
             table,
             first: cut.tokens().start,
-            ids: Grown::new(),
-            place: Place::of(cut),
+            ids: GrowableBuffer::new(),
+            place: RankIndex::of(cut),
         }
     }
 }
@@ -276,8 +276,8 @@ pub(crate) struct VocabParallelLinear<B: Backend, W: WeightForm<B>> {
     part: MatrixLinear<B, W>,
     /// Tokens of each rank.
     counts: Vec<usize>,
-    logits: Grown<Logits<B>>,
-    place: Place,
+    logits: GrowableBuffer<Logits<B>>,
+    place: RankIndex,
 }
 
 impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
@@ -285,8 +285,8 @@ impl<B: Backend, W: WeightForm<B>> VocabParallelLinear<B, W> {
         Self {
             part,
             counts: cut.token_counts(),
-            logits: Grown::new(),
-            place: Place::of(cut),
+            logits: GrowableBuffer::new(),
+            place: RankIndex::of(cut),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From a model file to a spec, and from its tensors to weights on a device.
 //!
-//! Each tensor's bytes go from the mapped file to the device once. Shapes are held against the spec
+//! Each tensor's bytes go from the mapped file to the device once. Shapes are checked against the spec
 //! before anything is allocated for them. A rank of a group loads its slices by the same functions; alone, a slice is
 //! the whole.
 
@@ -19,8 +19,8 @@ use crate::layer::{
     PerLayerTables, PerLayerWeights, SharedExpertWeights,
 };
 use crate::linear::{
-    Embedding, Linear, LogitLinear, MatrixLinear, Place, RowParallelLinear, VocabParallelEmbedding,
-    VocabParallelLinear,
+    Embedding, Linear, LogitLinear, MatrixLinear, RankIndex, RowParallelLinear,
+    VocabParallelEmbedding, VocabParallelLinear,
 };
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::spec::{
@@ -302,7 +302,7 @@ struct Loader<'a, 'p, B: LlmBackend, W> {
 }
 
 impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
-    /// One that tells nobody how far it is.
+    /// A loader without progress reports.
     fn new(device: &'a B, model: &'a Model, cut: &'a RankShard) -> Self {
         Self {
             device,
@@ -480,7 +480,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             false => Box::new(RowParallelExperts {
                 part,
                 hidden,
-                place: Place::of(self.cut),
+                place: RankIndex::of(self.cut),
             }),
         };
         Ok(MoeWeights {
@@ -521,7 +521,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             true => Box::new(RowParallelLinear {
                 part: down,
                 bias: None,
-                place: Place::of(self.cut),
+                place: RankIndex::of(self.cut),
             }),
             false => Box::new(down),
         };
@@ -588,7 +588,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         if self.cut.is_whole() || !summed {
             return Ok(Box::new(part));
         }
-        let (bias, place) = (part.bias.take(), Place::of(self.cut));
+        let (bias, place) = (part.bias.take(), RankIndex::of(self.cut));
         Ok(Box::new(RowParallelLinear { part, bias, place }))
     }
 

@@ -19,7 +19,7 @@ use crate::inventory::{
     DecoderTensor, Projection, RankShard, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
 };
 use crate::layer::scratch_widths;
-use crate::linear::{Linear, MatrixLinear, Place, RowParallelLinear};
+use crate::linear::{Linear, MatrixLinear, RankIndex, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
@@ -370,7 +370,7 @@ fn fuse<B: LlmBackend>(
     let summed = maps
         .iter()
         .any(|(shape, held, _)| held.cols.len() < shape.cols);
-    let (bias, place) = (None, Place::of(cut));
+    let (bias, place) = (None, RankIndex::of(cut));
     Ok(Delta {
         down: match summed {
             true => Box::new(RowParallelLinear { part, bias, place }),

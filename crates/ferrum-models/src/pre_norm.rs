@@ -20,7 +20,7 @@ pub(crate) const BLOCK_SIZE: usize = 32;
 /// The function `f(scale · x) / scale` of an activation `f`.
 ///
 /// With SiLU and 1.702 it is CLIP's quick GELU, `x · sigmoid(1.702 x)`. It costs nothing: the norm before the first map
-/// and the map's bias carry the factor, and what comes of the second map is divided by it as it is added.
+/// and the map's bias carry the factor, and the second map's output is divided by it as it is added.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PreNormActivation {
     /// `f`.

@@ -42,7 +42,7 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     pub(crate) earlier: Vec<Box<dyn AnyStage<K>>>,
     pub(crate) stage: StageRunner<B, K>,
     head: HeadWeights<B>,
-    /// The residual stream on its way from one stage to the next, `[tokens, hidden]`.
+    /// The residual stream between two stages, `[tokens, hidden]`.
     stream: Vec<f32>,
     /// Rows that want something: first those whose token is chosen here, then those whose logits are read, then
     /// those that want hidden states.

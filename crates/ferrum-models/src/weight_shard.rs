@@ -9,7 +9,7 @@
 use crate::experts::ExpertSource;
 use crate::inventory::{DecoderTensor, RankShard, ShardAxis};
 use ferrum_kernels::{
-    AwqWeights, ExpertShape, Fp8Weights, GgufRows, GptqWeights, MatShape, PackedWeights,
+    AwqWeights, ExpertShape, Fp8Weights, GgufRows, GptqWeights, MatShape, PackQuantizedWeights,
     PackedZeros, QuantWeights,
 };
 use ferrum_types::{Error, GgufQuantType, Result};
@@ -147,17 +147,19 @@ impl<'a> Slice<'a> {
                 scales: c,
                 ..form
             }),
-            QuantWeights::Packed(form) => QuantWeights::Packed(PackedWeights {
-                codes: a,
-                scales: b,
-                zeros: match form.zeros {
-                    PackedZeros::None => PackedZeros::None,
-                    PackedZeros::Words(_) => PackedZeros::Words(c),
-                    PackedZeros::Bytes(_) => PackedZeros::Bytes(c),
-                },
-                g_idx: form.g_idx.map(|_| &**d),
-                ..form
-            }),
+            QuantWeights::PackQuantized(form) => {
+                QuantWeights::PackQuantized(PackQuantizedWeights {
+                    codes: a,
+                    scales: b,
+                    zeros: match form.zeros {
+                        PackedZeros::None => PackedZeros::None,
+                        PackedZeros::Words(_) => PackedZeros::Words(c),
+                        PackedZeros::Bytes(_) => PackedZeros::Bytes(c),
+                    },
+                    g_idx: form.g_idx.map(|_| &**d),
+                    ..form
+                })
+            }
             QuantWeights::Fp8(form) => QuantWeights::Fp8(Fp8Weights {
                 codes: a,
                 scales: b,
@@ -263,7 +265,7 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, 
             (unit(codes), SplitPoints::new(codes, group, cols))
         }
         QuantWeights::Awq(layer) => (unit(8), SplitPoints::new(1, layer.group_size, cols)),
-        QuantWeights::Packed(layer) => {
+        QuantWeights::PackQuantized(layer) => {
             let codes = per_word(layer);
             let group = run_length(layer.g_idx, layer.group_size);
             let rows = match layer.zeros {
@@ -300,7 +302,7 @@ fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatShard) -> Result<Sli
         QuantWeights::Gguf(part) => cut_blocks(part, cols, at),
         QuantWeights::Gptq(layer) => Ok(cut_gptq(layer, at)),
         QuantWeights::Awq(layer) => Ok(cut_awq(layer, at)),
-        QuantWeights::Packed(layer) => Ok(cut_packed(layer, at)),
+        QuantWeights::PackQuantized(layer) => Ok(cut_packed(layer, at)),
         QuantWeights::Fp8(layer) => Ok(cut_fp8(layer, at)),
     }
 }
@@ -389,7 +391,7 @@ fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatShard) -> Slice<'a> {
     copied(QuantWeights::Awq(form), tensors)
 }
 
-fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatShard) -> Slice<'a> {
+fn cut_packed<'a>(layer: &PackQuantizedWeights<'a>, at: &MatShard) -> Slice<'a> {
     let each = per_word(layer);
     let words = |count: usize| count.div_ceil(each);
     let rows: Vec<_> = at.rows.clone().collect();
@@ -422,14 +424,14 @@ fn cut_packed<'a>(layer: &PackedWeights<'a>, at: &MatShard) -> Slice<'a> {
         zeros,
         Cow::Owned(groups.g_idx.clone().unwrap_or_default()),
     ];
-    let form = PackedWeights {
+    let form = PackQuantizedWeights {
         in_features: at.cols.len(),
         out_features: at.rows.len(),
         group_size: groups.size,
         g_idx: groups.g_idx.map(|_| &[][..]),
         ..*layer
     };
-    copied(QuantWeights::Packed(form), tensors)
+    copied(QuantWeights::PackQuantized(form), tensors)
 }
 
 fn cut_fp8<'a>(layer: &Fp8Weights<'a>, at: &MatShard) -> Slice<'a> {
@@ -554,7 +556,7 @@ fn gptq_unit(bits: u32) -> (usize, usize) {
 }
 
 /// Codes in a word.
-fn per_word(layer: &PackedWeights<'_>) -> usize {
+fn per_word(layer: &PackQuantizedWeights<'_>) -> usize {
     32 / layer.bits.clamp(1, 32) as usize
 }
 

@@ -103,7 +103,7 @@ impl WeightPolicy {
         (self.keeps)(weights)
     }
 
-    /// What becomes of those that do not.
+    /// The type that other weights are dequantised to.
     pub fn expanded(&self) -> SrcDtype {
         self.expanded
     }

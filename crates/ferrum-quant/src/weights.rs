@@ -17,7 +17,7 @@ pub enum QuantKind {
     /// AWQ: 4 bit, asymmetric, interleaved nibbles.
     Awq,
     /// `pack-quantized` of compressed-tensors.
-    Packed,
+    PackQuantized,
     /// E4M3 with scales.
     Fp8,
     /// ggml block formats.
@@ -84,7 +84,7 @@ pub enum QuantWeights<'a> {
     /// AWQ.
     Awq(AwqTensors<'a>),
     /// `pack-quantized` of compressed-tensors.
-    Packed(PackQuantizedTensors<'a>),
+    PackQuantized(PackQuantizedTensors<'a>),
     /// E4M3 with scales.
     Fp8(Fp8Tensors<'a>),
     /// ggml blocks, or floats as they are.
@@ -97,7 +97,7 @@ impl<'a> QuantWeights<'a> {
         match self {
             Self::Gptq(_) => QuantKind::Gptq,
             Self::Awq(_) => QuantKind::Awq,
-            Self::Packed(_) => QuantKind::Packed,
+            Self::PackQuantized(_) => QuantKind::PackQuantized,
             Self::Fp8(_) => QuantKind::Fp8,
             Self::Gguf(part) => QuantKind::Gguf(part.ty),
         }
@@ -109,7 +109,7 @@ impl<'a> QuantWeights<'a> {
         match self {
             Self::Gptq(layer) => layer.out_features,
             Self::Awq(layer) => layer.out_features,
-            Self::Packed(layer) => layer.out_features,
+            Self::PackQuantized(layer) => layer.out_features,
             Self::Fp8(layer) => layer.out_features,
             Self::Gguf(part) => part.rows,
         }
@@ -123,7 +123,7 @@ impl<'a> QuantWeights<'a> {
                 layer.qweight.len() + layer.qzeros.len() + layer.scales.len() + order
             }
             Self::Awq(layer) => layer.qweight.len() + layer.qzeros.len() + layer.scales.len(),
-            Self::Packed(layer) => {
+            Self::PackQuantized(layer) => {
                 let zeros = match layer.zeros {
                     PackedZeros::None => 0,
                     PackedZeros::Words(bytes) | PackedZeros::Bytes(bytes) => bytes.len(),
@@ -140,7 +140,7 @@ impl<'a> QuantWeights<'a> {
         match self {
             Self::Gptq(layer) => format!("{}-bit GPTQ", layer.bits),
             Self::Awq(_) => "4-bit AWQ".into(),
-            Self::Packed(layer) => format!("{}-bit pack-quantized", layer.bits),
+            Self::PackQuantized(layer) => format!("{}-bit pack-quantized", layer.bits),
             Self::Fp8(_) => "FP8".into(),
             Self::Gguf(part) => part.ty.name().into(),
         }
@@ -162,7 +162,7 @@ impl<'a> QuantWeights<'a> {
         let affine = match self {
             Self::Gptq(layer) => layer.affine(),
             Self::Awq(layer) => layer.affine(),
-            Self::Packed(layer) => layer.affine(),
+            Self::PackQuantized(layer) => layer.affine(),
             Self::Fp8(_) | Self::Gguf(_) => return Ok(None),
         };
         affine.map(Some).map_err(wrong(op))
@@ -176,7 +176,7 @@ impl<'a> QuantWeights<'a> {
         let found = match self {
             Self::Gptq(layer) => layer.in_features,
             Self::Awq(layer) => layer.in_features,
-            Self::Packed(layer) => layer.in_features,
+            Self::PackQuantized(layer) => layer.in_features,
             Self::Fp8(layer) => layer.in_features,
             Self::Gguf(part) => return part.expand(op, cols),
         };
@@ -187,7 +187,7 @@ impl<'a> QuantWeights<'a> {
         let values = match self {
             Self::Gptq(layer) => layer.values(),
             Self::Awq(layer) => layer.values(),
-            Self::Packed(layer) => layer.values(),
+            Self::PackQuantized(layer) => layer.values(),
             Self::Fp8(layer) => layer.values(),
             Self::Gguf(part) => return part.expand(op, cols),
         };

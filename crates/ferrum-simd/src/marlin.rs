@@ -73,8 +73,8 @@ pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
             return whole && layer.validate().is_ok();
         }
         // Scales are kept in f16, which holds those of bf16 and not those of f32.
-        QuantWeights::Packed(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
-        QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
+        QuantWeights::PackQuantized(layer) if layer.scale_dtype == SrcDtype::F32 => return false,
+        QuantWeights::PackQuantized(layer) => (layer.bits, layer.groups_of_inputs()),
         QuantWeights::Fp8(layer) => return fp8::fits(layer) && layer.validate().is_ok(),
         QuantWeights::Gguf(part) => {
             return weights.floats().is_some() || is_packed(part.ty);

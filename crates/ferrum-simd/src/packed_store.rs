@@ -141,7 +141,7 @@ impl PackedKey {
                         self.tensor(bytes);
                     }
                 }
-                QuantWeights::Packed(layer) => {
+                QuantWeights::PackQuantized(layer) => {
                     let (kind, zeros) = match layer.zeros {
                         PackedZeros::None => (0, &[][..]),
                         PackedZeros::Words(bytes) => (1, bytes),

@@ -244,7 +244,7 @@ fn make(rng: &mut Rng, spec: Spec) -> Flash {
     };
     let mut cache = |dim: usize, scale| {
         let mut cache = rng.acts(kv_heads * stride * dim, scale);
-        // What lies behind the valid keys is nobody's.
+        // Memory after the valid keys is not read.
         for head in cache.chunks_mut((stride * dim).max(1)) {
             head[kv_len * dim..].fill(f32::NAN);
         }

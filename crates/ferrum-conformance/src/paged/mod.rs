@@ -411,7 +411,7 @@ const IN_CHUNKS: &[(&str, Spec)] = &[
 
 fn tolerance<B: Backend, K: KvDtypeKind>() -> Tolerance {
     match K::DTYPE {
-        // What is rounded on its way into a cache of few bits may end in the code next to the expected one.
+        // A value that is rounded into a cache of few bits may end in the code next to the expected one.
         Dtype::F8E4M3 if B::Act::DTYPE != Dtype::F32 => Tolerance::TWICE_ROUNDED,
         Dtype::F32 => Tolerance::F32_ATTENTION,
         Dtype::I8 => Tolerance::QUANTIZED,

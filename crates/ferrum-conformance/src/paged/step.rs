@@ -300,7 +300,7 @@ impl Layout {
         })
     }
 
-    /// A pool full of values of nobody, but for the keys and values of former steps.
+    /// A pool of arbitrary values, but for the keys and values of former steps.
     pub(super) fn pool<B: BackendKvDtype<K>, K: KvDtypeKind>(
         &self,
         device: &B,

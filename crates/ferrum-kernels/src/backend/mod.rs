@@ -57,8 +57,8 @@ pub use self::paged::{BackendInt8KvOps, BackendKvDtype, BackendPagedKv, DeviceBa
 pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
     AwqWeights, BackendMarlinExperts, BackendQuantExperts, BackendQuantGguf, BackendQuantMarlin,
-    Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, PackedWeights, PackedZeros, QuantKind,
-    QuantWeights,
+    Fp8Weights, GgufRows, GptqWeights, GptqZeroPoints, PackQuantizedWeights, PackedZeros,
+    QuantKind, QuantWeights,
 };
 pub use self::sample::{
     BackendSample, DeviceSampling, LogitAdjustment, Logprobs, MAX_LOGPROBS, NoToken, RowSampling,

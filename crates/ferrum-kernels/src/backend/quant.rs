@@ -2,7 +2,9 @@
 
 use super::*;
 pub use ferrum_quant::awq::AwqTensors as AwqWeights;
-pub use ferrum_quant::compressed_tensors::{PackQuantizedTensors as PackedWeights, PackedZeros};
+pub use ferrum_quant::compressed_tensors::{
+    PackQuantizedTensors as PackQuantizedWeights, PackedZeros,
+};
 pub use ferrum_quant::fp8_layer::Fp8Tensors as Fp8Weights;
 pub use ferrum_quant::gptq::{GptqTensors as GptqWeights, ZeroPoints as GptqZeroPoints};
 pub use ferrum_quant::weights::{GgufRows, QuantKind, QuantWeights};

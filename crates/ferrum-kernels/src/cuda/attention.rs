@@ -1,7 +1,7 @@
 //! Attention: one kernel core for contiguous, latent and paged caches; a block makes one query of one head.
 
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::flash;
 use super::heads::Layout;
@@ -134,7 +134,7 @@ fn contiguous<A: CudaAct>(
     let mut args = [Arg::At(0); 23];
     args[..16].copy_from_slice(&call.args(buffers));
     args[16..].copy_from_slice(&own);
-    let kernel = (In::Attention, "attention_contiguous");
+    let kernel = (KernelFile::Attention, "attention_contiguous");
     ctx.launch(op, kernel, call.grid(op)?, args)
 }
 

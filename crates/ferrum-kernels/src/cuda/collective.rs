@@ -4,7 +4,7 @@
 //! Sums of floats are gathered and added in rank order by a kernel on devices that promise equal bits. On others NCCL adds them,
 //! which moves fewer bytes with more than two ranks, in an order that depends on how many there are.
 
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::of_size;
 use super::nccl::Communicator;
@@ -110,7 +110,7 @@ pub(super) fn all_reduce<A: CudaAct, T: Element>(
             Arg::Long(part),
             Arg::Long(part),
         ];
-        ctx.each(OP, (In::Collective, kernel), part, args)?;
+        ctx.launch_elementwise(OP, (KernelFile::Collective, kernel), part, args)?;
     }
     Ok(())
 }
@@ -159,7 +159,7 @@ pub(super) fn all_gather_rows<A: CudaAct, T: Element>(
             Arg::Long(first),
             Arg::Long(width),
         ];
-        ctx.each(OP, (In::Rows, kernel), rows * dim, args)?;
+        ctx.launch_elementwise(OP, (KernelFile::Rows, kernel), rows * dim, args)?;
         first += dim;
     }
     Ok(())
@@ -218,7 +218,7 @@ pub(super) fn rms_norm_parallel<A: CudaAct>(
         Arg::from(counts),
     ];
     let grid = (part.rows, 256, 0);
-    ctx.launch(OP, (In::Collective, "row_squares"), grid, args)?;
+    ctx.launch(OP, (KernelFile::Collective, "row_squares"), grid, args)?;
     nccl.all_gather(OP, ctx.stream(), (own, squares), bytes)?;
     let args = [
         out.into(),
@@ -230,7 +230,7 @@ pub(super) fn rms_norm_parallel<A: CudaAct>(
         Arg::Long(dim),
         Arg::Float(part.eps),
     ];
-    ctx.launch(OP, (In::Collective, "rms_norm_part"), grid, args)
+    ctx.launch(OP, (KernelFile::Collective, "rms_norm_part"), grid, args)
 }
 
 /// [`BackendCollective::ids_from`].
@@ -244,5 +244,5 @@ pub(super) fn ids_from<A: CudaAct>(
     const OP: &str = "ids_from";
     host_collectives::check_ids(ids, out, first, len)?;
     let args = [out.into(), ids.into(), Arg::Int(first), Arg::Long(len)];
-    ctx.each(OP, (In::Collective, "ids_from"), len, args)
+    ctx.launch_elementwise(OP, (KernelFile::Collective, "ids_from"), len, args)
 }

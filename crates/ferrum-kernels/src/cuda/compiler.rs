@@ -34,10 +34,10 @@ macro_rules! sources {
     ($($module:ident => $file:literal, $always:literal;)*) => {
         /// Which file a kernel is in.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(super) enum In {
+        pub(super) enum KernelFile {
             $(#[doc = $file] $module,)*
         }
-        /// All files, in the order of [`In`].
+        /// All files, in the order of [`KernelFile`].
         pub(super) static SOURCES: &[Source] = &[
             $(Source {
                 name: $file,
@@ -82,7 +82,7 @@ sources! {
     Collective => "collective.cu", false;
 }
 
-impl In {
+impl KernelFile {
     /// Whether all kernels of the file wait for the one before them, so that they may be started before that has ended
     /// (programmatic dependent launch).
     pub(super) fn waits(self) -> bool {
@@ -202,7 +202,12 @@ impl Modules {
     }
 
     /// A kernel by its name; the first one of a file loads it.
-    pub(super) fn function(&self, driver: &Arc<Driver>, file: In, name: &str) -> Result<Function> {
+    pub(super) fn function(
+        &self,
+        driver: &Arc<Driver>,
+        file: KernelFile,
+        name: &str,
+    ) -> Result<Function> {
         let mut module = lock(&self.loaded[file as usize]);
         if module.is_none() {
             *module = Some(self.target.load(driver, &SOURCES[file as usize])?);

@@ -2,7 +2,7 @@
 
 use super::buffer::CudaBuffer;
 use super::collective::Link;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::core::{Shared, lock};
 use super::driver::{Event, Graph, Grid, Stream};
 use super::memory::{Memory, Pinned};
@@ -71,10 +71,10 @@ struct Slot {
 /// Pinned memory by size, which all contexts of a device share: a steady step makes none, and neither does the second weight
 /// of a model.
 #[derive(Default)]
-pub(super) struct Slots {
-    up: Vec<Slot>,
+pub(super) struct StagingPool {
+    uploads: Vec<Slot>,
     /// For reads: free ones only.
-    down: Vec<Slot>,
+    downloads: Vec<Slot>,
 }
 
 /// Records work for one device, in a stream.
@@ -90,7 +90,7 @@ pub struct CudaContext<A> {
     /// The last is in use; those before it may be part of captured work.
     scratch: Vec<Memory>,
     /// The same for what has to stay beside other scratch memory.
-    beside: Vec<Memory>,
+    second_scratch: Vec<Memory>,
     pub(super) group: Option<GroupHandle>,
 }
 
@@ -102,7 +102,7 @@ impl<A: CudaAct> CudaContext<A> {
             stream: Stream::new(&backend.shared.driver)?,
             backend,
             scratch: Vec::new(),
-            beside: Vec::new(),
+            second_scratch: Vec::new(),
             group: None,
         })
     }
@@ -130,7 +130,7 @@ impl<A: CudaAct> CudaContext<A> {
     pub(super) fn launch<const N: usize>(
         &mut self,
         op: &'static str,
-        kernel: (In, &'static str),
+        kernel: (KernelFile, &'static str),
         (blocks, threads, shared): (usize, u32, usize),
         args: [Arg; N],
     ) -> Result<()> {
@@ -172,10 +172,10 @@ impl<A: CudaAct> CudaContext<A> {
     }
 
     /// Threads that make an element each.
-    pub(super) fn each<const N: usize>(
+    pub(super) fn launch_elementwise<const N: usize>(
         &mut self,
         op: &'static str,
-        kernel: (In, &'static str),
+        kernel: (KernelFile, &'static str),
         total: usize,
         args: [Arg; N],
     ) -> Result<()> {
@@ -190,8 +190,8 @@ impl<A: CudaAct> CudaContext<A> {
     }
 
     /// The same, beside what [`scratch`](Self::scratch) gives.
-    pub(super) fn beside(&mut self, bytes: usize) -> Result<u64> {
-        grown(&mut self.beside, &self.stream, bytes)
+    pub(super) fn second_scratch(&mut self, bytes: usize) -> Result<u64> {
+        grown(&mut self.second_scratch, &self.stream, bytes)
     }
 
     /// Runs captured work, which may have collectives in it.
@@ -211,20 +211,20 @@ impl<A: CudaAct> CudaContext<A> {
         let size = bytes.next_power_of_two().max(4 << 10);
         let same = |slot: &Slot| slot.memory.bytes().len() == size;
         if let Some(free) = slots
-            .up
+            .uploads
             .iter()
             .position(|slot| same(slot) && slot.event.is_done())
         {
-            return Ok(slots.up.swap_remove(free));
+            return Ok(slots.uploads.swap_remove(free));
         }
         let most = match size {
             STEP => MOST_LARGE,
             _ => MOST_SLOTS,
         };
-        if slots.up.iter().filter(|slot| same(slot)).count() >= most
-            && let Some(oldest) = slots.up.iter().position(same)
+        if slots.uploads.iter().filter(|slot| same(slot)).count() >= most
+            && let Some(oldest) = slots.uploads.iter().position(same)
         {
-            let slot = slots.up.remove(oldest);
+            let slot = slots.uploads.remove(oldest);
             drop(slots);
             slot.event.wait("write")?;
             return Ok(slot);
@@ -273,7 +273,7 @@ impl<A: CudaAct> CudaContext<A> {
             first += bytes;
         }
         self.stream.record(&slot.event)?;
-        lock(&self.shared().slots).up.push(slot);
+        lock(&self.shared().slots).uploads.push(slot);
         filled
     }
 
@@ -282,8 +282,8 @@ impl<A: CudaAct> CudaContext<A> {
         let free = {
             let mut slots = lock(&self.shared().slots);
             let fits = |slot: &Slot| slot.memory.bytes().len() == size;
-            let found = slots.down.iter().position(fits);
-            found.map(|index| slots.down.swap_remove(index))
+            let found = slots.downloads.iter().position(fits);
+            found.map(|index| slots.downloads.swap_remove(index))
         };
         let mut slot = match free {
             Some(slot) => slot,
@@ -335,7 +335,7 @@ struct Download {
     /// What the copied bytes may depend on.
     nccl: Option<Arc<Communicator>>,
     slot: Option<Slot>,
-    slots: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<StagingPool>>,
     bytes: usize,
 }
 
@@ -346,7 +346,7 @@ impl Download {
         };
         slot.event.wait(op)?;
         out.copy_from_slice(&slot.memory.bytes()[..out.len()]);
-        lock(&self.slots).down.push(slot);
+        lock(&self.slots).downloads.push(slot);
         self.nccl.map_or(Ok(()), |nccl| nccl.check(op))
     }
 }
@@ -409,7 +409,7 @@ pub(super) fn write_packed<'b, 'p, A: CudaAct>(
         })
     });
     ctx.stream.record(&slot.event)?;
-    lock(&ctx.shared().slots).up.push(slot);
+    lock(&ctx.shared().slots).uploads.push(slot);
     done
 }
 

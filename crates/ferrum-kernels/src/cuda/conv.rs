@@ -2,7 +2,7 @@
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;
 use crate::backend::{
@@ -36,7 +36,7 @@ pub(super) fn conv1d<A: CudaAct>(
         Arg::Long(s.stride),
         Arg::Long(s.padding),
     ];
-    ctx.each(OP, (In::Conv, "conv1d"), total, args)
+    ctx.launch_elementwise(OP, (KernelFile::Conv, "conv1d"), total, args)
 }
 
 /// `[channels, height, width]` → `[patches, out]`.
@@ -62,7 +62,7 @@ pub(super) fn conv2d_patch<A: CudaAct>(
         Arg::Long(s.width),
         Arg::Long(s.patch),
     ];
-    ctx.each(OP, (In::Conv, "conv2d_patch"), total, args)
+    ctx.launch_elementwise(OP, (KernelFile::Conv, "conv2d_patch"), total, args)
 }
 
 impl<A: CudaAct> BackendState for CudaBackend<A> {
@@ -123,7 +123,7 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
             state[1],
             state[2],
         ];
-        ctx.each(OP, (In::Conv, "causal_conv1d"), lens.x, args)?;
+        ctx.launch_elementwise(OP, (KernelFile::Conv, "causal_conv1d"), lens.x, args)?;
         if shape.state_len() == 0 {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
             state[1],
             state[2],
         ];
-        ctx.each(OP, (In::Conv, "causal_conv1d_state"), total, args)
+        ctx.launch_elementwise(OP, (KernelFile::Conv, "causal_conv1d_state"), total, args)
     }
 
     fn linear_attention(
@@ -195,6 +195,6 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
             Arg::Int(usize::from(shape.rule == LinearAttentionRule::GatedDelta)),
             Arg::Int(usize::from(shape.order == HeadOrder::Interleaved)),
         ];
-        ctx.launch(OP, (In::Linear, kernel), grid, args)
+        ctx.launch(OP, (KernelFile::Linear, kernel), grid, args)
     }
 }

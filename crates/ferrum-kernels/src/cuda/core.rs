@@ -1,8 +1,8 @@
 //! Devices: finding them, opening one, and what its handles share.
 
 use super::blas::Blas;
-use super::compiler::{In, Modules};
-use super::context::Slots;
+use super::compiler::{KernelFile, Modules};
+use super::context::StagingPool;
 use super::driver::{Driver, Function, Stream, count};
 use super::{BACKEND, CudaOptions};
 use crate::backend::{DeviceInfo, DeviceMemory};
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     functions: Mutex<HashMap<&'static str, Function>>,
     modules: Modules,
     /// Memory of the host between it and the device.
-    pub(super) slots: Arc<Mutex<Slots>>,
+    pub(super) slots: Arc<Mutex<StagingPool>>,
     /// Opened by the first product that is large enough for it.
     blas: OnceLock<Option<Blas>>,
     /// For what happens outside of contexts: zeros of new buffers.
@@ -51,7 +51,7 @@ impl Shared {
     }
 
     /// A kernel by its file and name, which no other kernel has; the first one of a file compiles it, if need be.
-    pub(super) fn function(&self, (file, name): (In, &'static str)) -> Result<Function> {
+    pub(super) fn function(&self, (file, name): (KernelFile, &'static str)) -> Result<Function> {
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {
             return Ok(*function);

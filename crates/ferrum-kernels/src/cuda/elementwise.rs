@@ -1,7 +1,7 @@
 //! Ops on single elements.
 
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::{CudaAct, of_role, of_roles};
 use crate::backend::check::{self, elements};
@@ -35,12 +35,12 @@ pub(super) fn activate<A: CudaAct, T: FloatElement>(
         None => {
             let args = [out.into(), x.into(), kind, total];
             let kernel = of_role::<A, T>(OP, ["unary_act", "unary_f32"])?;
-            ctx.each(OP, (In::Elementwise, kernel), len, args)
+            ctx.launch_elementwise(OP, (KernelFile::Elementwise, kernel), len, args)
         }
         Some(y) => {
             let args = [out.into(), x.into(), y.into(), kind, total];
             let kernel = of_role::<A, T>(OP, ["unary_mul_act", "unary_mul_f32"])?;
-            ctx.each(OP, (In::Elementwise, kernel), len, args)
+            ctx.launch_elementwise(OP, (KernelFile::Elementwise, kernel), len, args)
         }
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn gated<A: CudaAct>(
         Arg::Int(shape.dim),
     ];
     let grid = (elements(op, &[shape.rows, blocks])?, THREADS as u32, 0);
-    ctx.launch(op, (In::Elementwise, "gated"), grid, args)
+    ctx.launch(op, (KernelFile::Elementwise, "gated"), grid, args)
 }
 
 /// `x[r, :] += bias`.
@@ -86,7 +86,7 @@ pub(super) fn add_bias<A: CudaAct, T: FloatElement>(
         Arg::Long(shape.dim),
     ];
     let kernel = of_role::<A, T>(OP, ["add_bias_act", "add_bias_f32"])?;
-    ctx.each(OP, (In::Elementwise, kernel), total, args)
+    ctx.launch_elementwise(OP, (KernelFile::Elementwise, kernel), total, args)
 }
 
 /// `x += scale · y`.
@@ -107,7 +107,7 @@ pub(super) fn scaled_add<A: CudaAct, T: FloatElement, U: FloatElement>(
             ["scaled_add_f32_act", "scaled_add_f32_f32"],
         ],
     )?;
-    ctx.each(op, (In::Elementwise, kernel), len, args)
+    ctx.launch_elementwise(op, (KernelFile::Elementwise, kernel), len, args)
 }
 
 /// `x = x · scale`.
@@ -121,7 +121,7 @@ pub(super) fn scale_inplace<A: CudaAct, T: FloatElement>(
     check::inplace(OP, x, len)?;
     let args = [x.into(), Arg::Float(scale), Arg::Long(len)];
     let kernel = of_role::<A, T>(OP, ["scale_act", "scale_f32"])?;
-    ctx.each(OP, (In::Elementwise, kernel), len, args)
+    ctx.launch_elementwise(OP, (KernelFile::Elementwise, kernel), len, args)
 }
 
 /// `x = cap · tanh(x / cap)`.
@@ -135,5 +135,5 @@ pub(super) fn softcap<A: CudaAct, T: FloatElement>(
     check::softcap(x, cap, len)?;
     let args = [x.into(), Arg::Float(cap), Arg::Long(len)];
     let kernel = of_role::<A, T>(OP, ["softcap_act", "softcap_f32"])?;
-    ctx.each(OP, (In::Elementwise, kernel), len, args)
+    ctx.launch_elementwise(OP, (KernelFile::Elementwise, kernel), len, args)
 }

@@ -12,7 +12,7 @@
 //! default, parts are as many as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
 
 use super::attention::Call;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;
 use crate::backend::AttnConfig;
@@ -181,7 +181,7 @@ const fn of_group(width: usize, names: [&'static str; 5]) -> Tiles {
 struct Stored {
     /// Its place in [`Tiles::names`].
     number: usize,
-    files: [In; 2],
+    files: [KernelFile; 2],
     bytes: usize,
     /// Whether a tile holds them as they are.
     direct: bool,
@@ -192,11 +192,11 @@ impl Stored {
     /// None for what no cache has.
     fn of(dtype: Dtype) -> Option<Self> {
         let (number, files) = match dtype {
-            Dtype::F32 => (0, [In::FlashF32, In::FlashWideF32]),
-            Dtype::F16 => (1, [In::FlashF16, In::FlashWideF16]),
-            Dtype::BF16 => (2, [In::FlashBf16, In::FlashWideBf16]),
-            Dtype::F8E4M3 => (3, [In::FlashFp8, In::FlashWideFp8]),
-            Dtype::I8 => (4, [In::FlashInt8, In::FlashWideInt8]),
+            Dtype::F32 => (0, [KernelFile::FlashF32, KernelFile::FlashWideF32]),
+            Dtype::F16 => (1, [KernelFile::FlashF16, KernelFile::FlashWideF16]),
+            Dtype::BF16 => (2, [KernelFile::FlashBf16, KernelFile::FlashWideBf16]),
+            Dtype::F8E4M3 => (3, [KernelFile::FlashFp8, KernelFile::FlashWideFp8]),
+            Dtype::I8 => (4, [KernelFile::FlashInt8, KernelFile::FlashWideInt8]),
             _ => return None,
         };
         Some(Self {
@@ -214,16 +214,16 @@ impl Stored {
     }
 
     /// The file of kernels whose products four warps make together; none for elements that are converted.
-    fn group_file(&self) -> Option<In> {
+    fn group_file(&self) -> Option<KernelFile> {
         match self.number {
-            1 => Some(In::FlashGroupF16),
-            2 => Some(In::FlashGroupBf16),
+            1 => Some(KernelFile::FlashGroupF16),
+            2 => Some(KernelFile::FlashGroupBf16),
             _ => None,
         }
     }
 
     /// Where the kernels of some tiles are.
-    fn file(&self, tiles: &Tiles) -> In {
+    fn file(&self, tiles: &Tiles) -> KernelFile {
         let narrow = tiles.widest <= NARROW[0].widest;
         let group = self.group_file().filter(|_| tiles.form == Form::Group);
         group.unwrap_or(self.files[usize::from(!narrow)])
@@ -600,7 +600,12 @@ impl Job<'_> {
         let rows = elements(self.op, &[slots, config.heads])?;
         // A warp for each row.
         let grid = (rows.div_ceil(4), 128, 0);
-        ctx.launch(self.op, (In::FlashCombine, "flash_combine"), grid, args)
+        ctx.launch(
+            self.op,
+            (KernelFile::FlashCombine, "flash_combine"),
+            grid,
+            args,
+        )
     }
 }
 

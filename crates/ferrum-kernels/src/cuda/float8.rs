@@ -7,7 +7,7 @@
 //! [`CudaOptions::batch_invariant`](super::CudaOptions) has tiles of bf16 instead.
 
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::{COLUMNS, row_tile};
 use super::memory::Memory;
@@ -198,7 +198,7 @@ pub(super) fn quantise<A: CudaAct>(
         Arg::Int(stride),
     ];
     let grid = (all.div_ceil(4), 128, 0);
-    ctx.launch(op, (In::TileE4m3, "quantise_e4m3"), grid, args)?;
+    ctx.launch(op, (KernelFile::TileE4m3, "quantise_e4m3"), grid, args)?;
     Ok((at, stride / 2, scales))
 }
 
@@ -233,7 +233,7 @@ pub(super) fn product<A: CudaAct, T: FloatElement>(
         Arg::Long(slab.first_row),
         Arg::Long(n),
     ]);
-    let kernel = (In::Float8, of_role::<A, T>(op, KERNELS[kernel])?);
+    let kernel = (KernelFile::Float8, of_role::<A, T>(op, KERNELS[kernel])?);
     ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)
 }
 

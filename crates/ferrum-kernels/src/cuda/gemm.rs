@@ -6,7 +6,7 @@
 
 use super::BACKEND;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::{CudaAct, of_role};
 use super::tile::{self, TileOut, TileRows};
@@ -89,7 +89,10 @@ pub(super) fn slab_product<A: CudaAct, T: FloatElement>(
         Arg::Long(slab.first_row),
         Arg::Long(n),
     ];
-    let kernel = (In::Gemm, of_role::<A, T>(op, kernels(slab.dtype)[kernel])?);
+    let kernel = (
+        KernelFile::Gemm,
+        of_role::<A, T>(op, kernels(slab.dtype)[kernel])?,
+    );
     ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)
 }
 
@@ -145,7 +148,7 @@ pub(super) fn slab_rows<A: CudaAct>(
         Arg::Int(all),
         writes_zeros.into(),
     ];
-    ctx.each(op, (In::Rows, kernel), total, args)
+    ctx.launch_elementwise(op, (KernelFile::Rows, kernel), total, args)
 }
 
 /// `out[i, :] = src[rows[i], :]`, zeros for an index outside.
@@ -171,7 +174,7 @@ pub(super) fn gather_rows<A: CudaAct, T: Element>(
         Arg::Long(shape.dim),
         Arg::Long(src.len() / shape.dim),
     ];
-    ctx.each(OP, (In::Rows, kernel), total, args)
+    ctx.launch_elementwise(OP, (KernelFile::Rows, kernel), total, args)
 }
 
 /// Columns of rows to columns of others.
@@ -198,7 +201,7 @@ pub(super) fn copy_columns<A: CudaAct, T: Element>(
         Arg::Long(shape.dst_first),
         Arg::Long(shape.dst_width),
     ];
-    ctx.each(OP, (In::Rows, kernel), total, args)
+    ctx.launch_elementwise(OP, (KernelFile::Rows, kernel), total, args)
 }
 
 /// The kernel for elements of the size of `T`, of those for 1, 2 and 4 bytes.
@@ -226,5 +229,5 @@ pub(super) fn argmax_rows<A: CudaAct>(
     const OP: &str = "argmax_rows";
     check::argmax_rows(x, out, shape)?;
     let args = [out.into(), x.into(), Arg::Int(shape.dim)];
-    ctx.launch(OP, (In::Rows, "argmax"), (shape.rows, 256, 0), args)
+    ctx.launch(OP, (KernelFile::Rows, "argmax"), (shape.rows, 256, 0), args)
 }

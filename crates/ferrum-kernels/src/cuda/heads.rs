@@ -5,7 +5,7 @@
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;
 use crate::backend::check::{self, elements};
@@ -75,7 +75,7 @@ fn copy_heads<A: CudaAct>(
         t1,
         t2,
     ];
-    ctx.each(op, (In::Heads, "copy_heads"), total, args)
+    ctx.launch_elementwise(op, (KernelFile::Heads, "copy_heads"), total, args)
 }
 
 /// What happens to each head.
@@ -145,7 +145,7 @@ pub(super) fn transform_heads<A: CudaAct>(
         last_row,
     ];
     let grid = (blocks, 128, shape.head_dim * 4);
-    ctx.launch(op, (In::Heads, "transform_heads"), grid, args)
+    ctx.launch(op, (KernelFile::Heads, "transform_heads"), grid, args)
 }
 
 /// In place: norm, then rotation of every head.

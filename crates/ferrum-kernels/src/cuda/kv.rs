@@ -9,7 +9,7 @@
 use super::CudaBackend;
 use super::attention::Call;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::flash;
 use super::heads::{Heads, Layout, in_row, norm_args, rope_args, split_qk};
@@ -117,7 +117,7 @@ fn append<A: CudaAct, K: CudaKvKind>(
     ];
     // A warp for each vector.
     let grid = (vectors.div_ceil(4), 128, 0);
-    ctx.launch(op, (In::Kv, K::KERNELS[0]), grid, args)
+    ctx.launch(op, (KernelFile::Kv, K::KERNELS[0]), grid, args)
 }
 
 /// Queries of a fused projection, normed and rotated, to `q`, keys and values to the pool, all at once: for heads of up to
@@ -180,7 +180,7 @@ fn append_rows<A: CudaAct, K: CudaKvKind>(
     // A warp for each head.
     let vectors = elements(op, &[tokens, heads + 2 * kv_heads])?;
     let grid = (vectors.div_ceil(4), 128, 0);
-    ctx.launch(op, (In::Kv, K::KERNELS[2]), grid, args)
+    ctx.launch(op, (KernelFile::Kv, K::KERNELS[2]), grid, args)
 }
 
 impl<A: CudaAct> BackendPagedKv for CudaBackend<A> {}
@@ -307,7 +307,12 @@ impl<A: CudaAct, K: CudaKvKind> BackendKvDtype<K> for CudaBackend<A> {
         args[16..20].copy_from_slice(&[Arg::At(kv.k.memory.at), Arg::At(values), k_scales, scales]);
         args[20..25].copy_from_slice(&batch_args(batch, kv.group));
         args[25..].copy_from_slice(&[kv.shape.block_size, kv.shape.kv_heads, width].map(Arg::Int));
-        ctx.launch(OP, (In::Attention, K::KERNELS[1]), call.grid(OP)?, args)
+        ctx.launch(
+            OP,
+            (KernelFile::Attention, K::KERNELS[1]),
+            call.grid(OP)?,
+            args,
+        )
     }
 
     fn kv_copy_blocks(

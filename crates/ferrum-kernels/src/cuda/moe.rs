@@ -3,7 +3,7 @@
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
 use super::quant::{
@@ -129,7 +129,7 @@ fn tiled_gate_up<A: CudaAct>(
     (out, pairs): (u64, usize),
 ) -> Result<()> {
     let elements = elements(op, &[pairs, gate.matrices.shape.n, size_of::<f32>()])?;
-    let gated = ctx.beside(elements)?;
+    let gated = ctx.second_scratch(elements)?;
     let bias = |maps: ExpertMaps<'_, CudaBackend<A>>| Epilogue {
         bias: maps.bias.into(),
         ..Epilogue::NONE
@@ -190,7 +190,7 @@ fn pair_product<A: CudaAct>(
                 ends[1],
                 ends[2],
             ];
-            ctx.launch(op, (In::Gemm, kernel), grid, args)
+            ctx.launch(op, (KernelFile::Gemm, kernel), grid, args)
         }
         QuantSlab::Float8(slab) => {
             let mut args = [Arg::At(0); 14];
@@ -198,7 +198,7 @@ fn pair_product<A: CudaAct>(
             args[2..7].copy_from_slice(&slab.args());
             args[7..11].copy_from_slice(&[of_pair, ids, Arg::Int(pairs), Arg::Int(k)]);
             args[11..].copy_from_slice(&ends);
-            ctx.launch(op, (In::Float8, "float8_moe"), grid, args)
+            ctx.launch(op, (KernelFile::Float8, "float8_moe"), grid, args)
         }
         QuantSlab::Packed(slab) => {
             let blocks = row_blocks(ctx, n, pairs);
@@ -216,7 +216,7 @@ fn pair_product<A: CudaAct>(
             args[17] = Arg::Int(blocks);
             let grid = (elements(op, &[pairs, blocks])?, grid.1, row_bytes(k));
             let kernel = kernels(slab.format.bits).experts;
-            ctx.launch(op, (In::Quant, kernel), grid, args)
+            ctx.launch(op, (KernelFile::Quant, kernel), grid, args)
         }
     }
 }
@@ -241,7 +241,7 @@ fn add_bias<A: CudaAct>(
         Arg::Long(n),
         Arg::Int(experts),
     ];
-    ctx.each(op, (In::Moe, "add_pair_bias"), total, args)
+    ctx.launch_elementwise(op, (KernelFile::Moe, "add_pair_bias"), total, args)
 }
 
 /// `out[token, :] (+)= Σ weights[pair] · x[pair, :]`; the caller has checked all arguments.
@@ -263,7 +263,7 @@ fn weighted_sum<A: CudaAct, T: FloatElement>(
         adds.into(),
     ];
     let kernel = of_role::<A, T>(op, ["weighted_sum_act", "weighted_sum_f32"])?;
-    ctx.each(op, (In::Moe, kernel), total, args)
+    ctx.launch_elementwise(op, (KernelFile::Moe, kernel), total, args)
 }
 
 impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
@@ -302,7 +302,12 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             best_two.into(),
         ];
         let tokens = if pairs == 0 { 0 } else { shape.tokens };
-        ctx.launch("route_topk", (In::Moe, "route"), (tokens, 32, 0), args)
+        ctx.launch(
+            "route_topk",
+            (KernelFile::Moe, "route"),
+            (tokens, 32, 0),
+            args,
+        )
     }
 
     fn compute_ids_tpe(
@@ -321,7 +326,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         ];
         ctx.launch(
             "compute_ids_tpe",
-            (In::Moe, "sort_pairs"),
+            (KernelFile::Moe, "sort_pairs"),
             (shape.experts.div_ceil(4), 128, 0),
             args,
         )
@@ -377,7 +382,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             return tiled_gate_up(ctx, OP, (x, shape.top_k), [gate, up], of, to);
         }
         let x = (x, shape.top_k);
-        let gated = ctx.beside(lens.out.saturating_mul(size_of::<A>()))?;
+        let gated = ctx.second_scratch(lens.out.saturating_mul(size_of::<A>()))?;
         pair_product(
             ctx,
             OP,
@@ -402,7 +407,12 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
                     kind,
                     total,
                 ];
-                return ctx.each(OP, (In::Elementwise, "unary_mul_act"), lens.out, args);
+                return ctx.launch_elementwise(
+                    OP,
+                    (KernelFile::Elementwise, "unary_mul_act"),
+                    lens.out,
+                    args,
+                );
             }
             ExpertActivation::ClampedSwiglu { alpha, limit } => (alpha, limit),
         };
@@ -413,7 +423,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             Arg::Float(alpha),
             Arg::Float(limit),
         ];
-        ctx.each(OP, (In::Moe, "activate_pairs"), lens.out, args)
+        ctx.launch_elementwise(OP, (KernelFile::Moe, "activate_pairs"), lens.out, args)
     }
 
     fn moe_weighted_sum(
@@ -481,7 +491,7 @@ impl<A: CudaAct> BackendMarlinExperts for CudaBackend<A> {
         // The activations of a token are in one order for all of its experts.
         let in_order = match weights {
             QuantWeights::Gptq(layer) => layer.groups_of_inputs(),
-            QuantWeights::Packed(layer) => layer.groups_of_inputs(),
+            QuantWeights::PackQuantized(layer) => layer.groups_of_inputs(),
             _ => return is_native_layer(weights),
         };
         is_native_layer(weights) && in_order.is_ok_and(|of| group_order(&of).is_none())

@@ -1,7 +1,7 @@
 //! Norms: a block for each row.
 
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::{CudaAct, of_role};
 use crate::backend::{NormShape, check};
@@ -38,7 +38,7 @@ pub(super) fn rms_norm<A: CudaAct, T: FloatElement>(
         Arg::Int(shape.dim),
         Arg::Float(shape.eps),
     ];
-    ctx.launch(OP, (In::Norm, kernel), grid, args)
+    ctx.launch(OP, (KernelFile::Norm, kernel), grid, args)
 }
 
 /// `residual += x; out = rms_norm(residual)`.
@@ -61,7 +61,7 @@ pub(super) fn fused_add_rms_norm<A: CudaAct>(
         Arg::Int(shape.dim),
         Arg::Float(shape.eps),
     ];
-    ctx.launch(OP, (In::Norm, "add_rms_norm"), grid, args)
+    ctx.launch(OP, (KernelFile::Norm, "add_rms_norm"), grid, args)
 }
 
 /// `out = (x - mean) / √(var + eps) · weight + bias`.
@@ -85,5 +85,5 @@ pub(super) fn layer_norm<A: CudaAct, T: FloatElement>(
         Arg::Long(shape.dim),
         Arg::Float(shape.eps),
     ];
-    ctx.launch(OP, (In::Norm, kernel), grid, args)
+    ctx.launch(OP, (KernelFile::Norm, kernel), grid, args)
 }

@@ -6,7 +6,7 @@
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, Float8Slab};
 use super::gemm::{self, COLUMNS, row_tile};
@@ -179,7 +179,7 @@ fn quantise<A: CudaAct>(
     let (groups, k) = (Arg::Int(groups), Arg::Int(k));
     let args = [q, scales, sums, x.into(), order, Arg::Long(all), groups, k];
     let grid = (all.div_ceil(4), 128, 0);
-    ctx.launch(op, (In::Quant, "quantise_rows"), grid, args)?;
+    ctx.launch(op, (KernelFile::Quant, "quantise_rows"), grid, args)?;
     Ok(codes)
 }
 
@@ -313,7 +313,7 @@ fn product<A: CudaAct, T: FloatElement>(
             Arg::Long(n),
         ]);
         let kernel = kernels(slab.format.bits).products[kernel];
-        let kernel = (In::Quant, of_role::<A, T>(op, kernel)?);
+        let kernel = (KernelFile::Quant, of_role::<A, T>(op, kernel)?);
         ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
     }
     Ok(())
@@ -378,8 +378,8 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
                 Arg::Int(table.rows),
                 (i == 0).into(),
             ]);
-            let kernel = (In::Quant, kernels(slab.format.bits).embedding);
-            ctx.each(OP, kernel, each, args)?;
+            let kernel = (KernelFile::Quant, kernels(slab.format.bits).embedding);
+            ctx.launch_elementwise(OP, kernel, each, args)?;
         }
         Ok(())
     }
@@ -394,7 +394,7 @@ pub(super) fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
             return layer.group_size.is_multiple_of(GROUP) && layer.validate().is_ok();
         }
         QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
-        QuantWeights::Packed(layer) => (layer.bits, layer.groups_of_inputs()),
+        QuantWeights::PackQuantized(layer) => (layer.bits, layer.groups_of_inputs()),
     };
     let whole = |group_of_input: Vec<usize>| {
         let lengths = group_lengths(&group_of_input);

@@ -2,7 +2,7 @@
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;
 use crate::backend::{
@@ -41,6 +41,11 @@ impl<A: CudaAct> BackendSample for CudaBackend<A> {
             Arg::Int(shape.vocab),
             Arg::Int(shape.first),
         ];
-        ctx.launch(OP, (In::Sample, "sample"), (rows.len(), 1024, 0), args)
+        ctx.launch(
+            OP,
+            (KernelFile::Sample, "sample"),
+            (rows.len(), 1024, 0),
+            args,
+        )
     }
 }

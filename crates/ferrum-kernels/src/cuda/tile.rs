@@ -10,7 +10,7 @@
 
 use super::blas;
 use super::buffer::CudaBuffer;
-use super::compiler::In;
+use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
 use super::pack::{GROUP, PackedSlab};
@@ -101,9 +101,9 @@ impl TileWeight<'_> {
             None => TILES[tile],
         };
         let (file, name) = match (self, codes) {
-            (_, Some(CodeTiles::Group)) => (In::TileE4m3, "tile_e4m3_group"),
-            (_, Some(CodeTiles::Warp)) if tile == 3 => (In::TileE4m3, "tile_e4m3_128"),
-            (_, Some(CodeTiles::Warp)) => (In::TileE4m3, "tile_e4m3_64"),
+            (_, Some(CodeTiles::Group)) => (KernelFile::TileE4m3, "tile_e4m3_group"),
+            (_, Some(CodeTiles::Warp)) if tile == 3 => (KernelFile::TileE4m3, "tile_e4m3_128"),
+            (_, Some(CodeTiles::Warp)) => (KernelFile::TileE4m3, "tile_e4m3_64"),
             _ => {
                 let (file, names) = kernels(self);
                 (file, names[tile])
@@ -206,7 +206,7 @@ impl Epilogue {
 /// A kernel and its sizes.
 #[derive(Clone, Copy)]
 struct Tile {
-    kernel: (In, &'static str),
+    kernel: (KernelFile, &'static str),
     sizes: Sizes,
 }
 
@@ -333,7 +333,7 @@ pub(super) fn product<A: CudaAct>(
     }
     let total = elements(op, &[x.rows, out.columns])?;
     let sums = TileOut {
-        at: ctx.beside(elements(op, &[parts, total, 4])?)?,
+        at: ctx.second_scratch(elements(op, &[parts, total, 4])?)?,
         is_f32: true,
         first: 0,
         n: out.columns,
@@ -357,7 +357,7 @@ pub(super) fn product<A: CudaAct>(
         Arg::Long(out.n),
         Arg::Int(parts),
     ];
-    ctx.each(op, (In::TileHalf, "add_parts"), total, args)
+    ctx.launch_elementwise(op, (KernelFile::TileHalf, "add_parts"), total, args)
 }
 
 /// A product by NVIDIA's library; false, and nothing is done, where it makes none.
@@ -380,7 +380,7 @@ fn multiplied<A: CudaAct>(
 
 /// Memory for the library; none where the device has no room for it, as tiles need hardly any.
 fn room_beside<A: CudaAct>(ctx: &mut CudaContext<A>, bytes: usize) -> Result<Option<u64>> {
-    match ctx.beside(bytes) {
+    match ctx.second_scratch(bytes) {
         Err(Error::OutOfMemory { .. }) => Ok(None),
         at => at.map(Some),
     }
@@ -409,7 +409,7 @@ fn unpacked<A: CudaAct>(
     };
     let weight = workspace + blas::WORKSPACE as u64;
     let groups = x.k.div_ceil(GROUP);
-    let kernel = (In::Quant, quant::kernels(slab.format.bits).unpack);
+    let kernel = (KernelFile::Quant, quant::kernels(slab.format.bits).unpack);
     for first in (0..out.columns).step_by(most) {
         let columns = most.min(out.columns - first);
         let total = elements(op, &[columns, groups])?;
@@ -421,7 +421,7 @@ fn unpacked<A: CudaAct>(
             Arg::Int(groups),
             Arg::Int(x.k),
         ]);
-        ctx.each(op, kernel, elements(op, &[total, 4])?, args)?;
+        ctx.launch_elementwise(op, kernel, elements(op, &[total, 4])?, args)?;
         let out = TileOut {
             first: out.first + first,
             columns,
@@ -460,7 +460,7 @@ pub(super) fn pairs<A: CudaAct>(
 }
 
 /// The kernels of a kind of weight by tile.
-fn kernels(weight: TileWeight<'_>) -> (In, [&'static str; 4]) {
+fn kernels(weight: TileWeight<'_>) -> (KernelFile, [&'static str; 4]) {
     let bf16 = [
         "tile_bf16_16",
         "tile_bf16_32",
@@ -481,16 +481,16 @@ fn kernels(weight: TileWeight<'_>) -> (In, [&'static str; 4]) {
         "tile_float8_128",
     ];
     match weight {
-        TileWeight::Float8(_) => (In::TileFloat8, float8),
+        TileWeight::Float8(_) => (KernelFile::TileFloat8, float8),
         TileWeight::Dense {
             dtype: SrcDtype::BF16,
             ..
-        } => (In::TileHalf, bf16),
+        } => (KernelFile::TileHalf, bf16),
         TileWeight::Dense {
             dtype: SrcDtype::F16,
             ..
-        } => (In::TileHalf, f16),
-        TileWeight::Dense { .. } | TileWeight::Packed(_) => (In::TilePacked, packed),
+        } => (KernelFile::TileHalf, f16),
+        TileWeight::Dense { .. } | TileWeight::Packed(_) => (KernelFile::TilePacked, packed),
     }
 }
 
@@ -507,7 +507,7 @@ fn tiles<A: CudaAct>(
     let (tile_rows, tile_columns, depth, stages) = sizes;
     let stride = row_stride(x.k);
     let (x_at, x_stride, row_scales) = match kernel.0 {
-        In::TileE4m3 => float8::quantise(ctx, op, x)?,
+        KernelFile::TileE4m3 => float8::quantise(ctx, op, x)?,
         _ => {
             let (at, scales) = arranged(ctx, op, x, weight)?;
             (at, stride, scales)
@@ -517,7 +517,7 @@ fn tiles<A: CudaAct>(
     let x_bytes = tile_rows * depth * 2;
     let w_bytes = tile_columns * depth * 2;
     let shared = match kernel.0 {
-        In::TileHalf | In::TileE4m3 => stages * (x_bytes + w_bytes),
+        KernelFile::TileHalf | KernelFile::TileE4m3 => stages * (x_bytes + w_bytes),
         _ => stages * (x_bytes + RAW_BYTES * THREADS as usize) + 2 * w_bytes,
     };
     let grid = (blocks, THREADS, shared);
@@ -548,7 +548,7 @@ fn tiles<A: CudaAct>(
         Arg::Float(epilogue.limit),
     ];
     let (planes, bits) = match weight {
-        TileWeight::Dense { at, .. } if kernel.0 == In::TileHalf => {
+        TileWeight::Dense { at, .. } if kernel.0 == KernelFile::TileHalf => {
             let args = with_weight::<22>(&common, &[Arg::At(at), Arg::Long(stride)]);
             return ctx.launch(op, kernel, grid, args);
         }
@@ -604,7 +604,7 @@ fn arranged<A: CudaAct>(
         let args = [Arg::At(at), scales, Arg::At(x.at), sizes[0], sizes[1]];
         ctx.launch(
             op,
-            (In::TileHalf, "arrange_rows_f16"),
+            (KernelFile::TileHalf, "arrange_rows_f16"),
             (x.rows, 256, 0),
             args,
         )?;
@@ -625,7 +625,12 @@ fn arranged<A: CudaAct>(
         sizes[0],
         sizes[1],
     ];
-    ctx.launch(op, (In::TileHalf, "arrange_rows"), (x.rows, 256, 0), args)?;
+    ctx.launch(
+        op,
+        (KernelFile::TileHalf, "arrange_rows"),
+        (x.rows, 256, 0),
+        args,
+    )?;
     Ok((at, Arg::At(0)))
 }
 
@@ -668,7 +673,7 @@ fn streamed<A: CudaAct>(
         Arg::Long(out.n),
         Arg::Int(parts),
     ];
-    ctx.launch(op, (In::Gemv, name), (blocks, THREADS, 0), args)
+    ctx.launch(op, (KernelFile::Gemv, name), (blocks, THREADS, 0), args)
 }
 
 /// Warps that share a column: more where there are few for each processor, as long as each has a range of k.

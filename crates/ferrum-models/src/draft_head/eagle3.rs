@@ -3,7 +3,7 @@
 //!
 //! `fc` makes the stream of the target's residual streams behind three layers. The only layer, `midlayer`, is one of Llama
 //! whose attention reads `[input_layernorm(embedding) | hidden_norm(stream)]`. Behind it stand a norm and an output
-//! projection of `draft_vocab_size` tokens; token `i` of these is token `i + d2t[i]` of the target. For the guess after the
+//! projection of `draft_vocab_size` tokens; token `i` of these is token `i + d2t[i]` of the target. For the draft after the
 //! next, the stream behind the layer is that of the next position, without `fc`. A folder without `embed_tokens` has the
 //! target's embeddings.
 //!

@@ -1,7 +1,7 @@
-//! Draft heads: small decoders that guess the next tokens from hidden states of the model that they draft for.
+//! Draft heads: small decoders that draft the next tokens from hidden states of the model that they draft for.
 //!
 //! For position `t` a head reads the embedding of token `t + 1` and hidden states of the target at `t`, and its logits are
-//! a guess at token `t + 2`. Its own hidden state at `t` takes the place of the target's at `t + 1` for the guess after that.
+//! a draft of token `t + 2`. Its own hidden state at `t` takes the place of the target's at `t + 1` for the draft after that.
 //! Two kinds are read:
 //!
 //! - Layers for multi-token prediction that stand behind a model's own in its checkpoint ([`read_mtp`]). They read what is

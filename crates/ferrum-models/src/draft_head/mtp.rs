@@ -1,11 +1,11 @@
 //! Multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2): the layer behind a model's last
-//! one guesses the token after the next.
+//! one drafts the token after the next.
 //!
 //! `stream = eh_proj([enorm(embedding of token t + 1) | hnorm(hidden state at t)])`, then a layer as the model's last one,
 //! then the norm of the shared head and the model's output projection. The hidden state is the model's behind its final
-//! norm, as in `transformers` and vLLM; for further guesses it is the head's own behind the norm of the shared head, as
+//! norm, as in `transformers` and vLLM; for further drafts it is the head's own after the norm of the shared head, as
 //! in `transformers` and SGLang. Checkpoints repeat the model's embeddings and output projection there; they are not read.
-//! Of several such layers the first is used for all guesses.
+//! Of several such layers the first is used for all drafts.
 
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
 use crate::batch::TapPoint;

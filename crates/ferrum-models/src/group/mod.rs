@@ -41,7 +41,7 @@ pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     /// The other ranks, where they are threads that this group has started.
     threads: Threads,
     end: GroupHandle,
-    /// What is told next.
+    /// The next message.
     words: Vec<u32>,
     /// Whether a message was sent whose part of the work rank 0 has not done.
     inside: bool,
@@ -54,7 +54,7 @@ struct Threads(Vec<JoinHandle<()>>);
 impl Drop for Threads {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            // Its panic has ended the group, and was told by the step that it happened in.
+            // Its panic has ended the group, and was reported by the step that it happened in.
             let _ = thread.join();
         }
     }
@@ -241,7 +241,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         self.broadcast()?;
         let own = self.first.add_adapter(id, adapter.own);
         let agreed = agree_on_adapter(&self.end, &mut self.first, id, own);
-        // Whoever refuses an adapter goes on, and so do the others without it.
+        // A rank that refuses an adapter goes on, and so do the others without it.
         self.inside = false;
         agreed
     }
@@ -271,7 +271,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         Ok(())
     }
 
-    /// Ends the group when rank 0's part of what was told is an error.
+    /// Ends the group when rank 0's part of a message's work is an error.
     fn done<T>(&mut self, result: Result<T>) -> Result<T> {
         self.inside = false;
         or_abort(&self.end, result)
@@ -286,7 +286,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, 
             self.end.abort("rank 0 did not finish a step");
         } else if self.end.failure().is_none() {
             message::write_stop(&mut self.words);
-            // Without the others there is nobody to stop.
+            // Without the others there is no rank to stop.
             let _ = self.broadcast();
         }
     }

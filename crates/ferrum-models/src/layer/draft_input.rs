@@ -2,7 +2,7 @@
 //!
 //! Multi-token prediction (DeepSeek-AI, "DeepSeek-V3 technical report", 2024) projects both, normed, to the residual stream.
 //! EAGLE-3 (Li et al., "EAGLE-3: scaling up inference acceleration of large language models via training-time test",
-//! 2025) fuses hidden states of several layers by a map, takes what comes of it as the stream, and gives the first attention
+//! 2025) fuses hidden states of several layers by a map, takes the result as the stream, and gives the first attention
 //! both, normed.
 
 use super::{Norm, Scratch, StepState};

@@ -120,7 +120,7 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
             config.usize(key)?.unwrap_or(moe.intermediate)
         }
     };
-    // As trained: readers stretch it themselves.
+    // As trained: readers scale it themselves.
     let context = config.usize("max_position_embeddings")?;
     let sizes = [
         ("block_count", spec.layers.len()),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-/// What `make` made of an item, on its way back.
+/// The result of `make` for an item.
 type Answer<T> = Receiver<Result<T>>;
 
 /// Calls `make` for each of `items` on `threads` threads, and `take` on this one with each result in turn.
@@ -26,7 +26,7 @@ pub(super) fn in_order<I: Sync, T: Send>(
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
     let work = || {
         while let Ok((item, answer)) = next() {
-            // Nobody waits for it after an error.
+            // After an error there is no receiver.
             drop(answer.send(make(item)));
         }
     };

@@ -1,4 +1,4 @@
-//! The rows of one tensor on their way from one type to another.
+//! Converts the rows of one tensor from one type to another.
 
 use super::PlannedTensor;
 use super::source::Columns;

@@ -1,8 +1,8 @@
 //! Sizes of steps that are captured, and the graphs of them.
 //!
 //! A device replays what it captured for buffers of the same sizes. So decodes, and checks of drafts, are filled up to
-//! few sizes with sequences that nobody reads: their keys go to a block that no sequence ever gets, and as the bits of
-//! a row depend on that row alone, nobody notices them. Where nothing is captured, a step has the rows that it has.
+//! few sizes with dummy sequences: their keys go to a block that no sequence ever gets, and as the bits of
+//! a row depend on that row alone, they change no result. Where nothing is captured, a step has the rows that it has.
 
 use super::config::{KvLayout, RunnerConfig};
 use crate::batch::StepBatch;

@@ -48,7 +48,7 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     weights: BodyWeights<B>,
     pub(crate) kv: KvCache<B, K>,
     /// Recurrent states of the layers that have one: those of the slots, where the device captures that of rows that
-    /// nobody reads, and zeros.
+    /// no sequence reads, and zeros.
     pub(crate) states: Vec<LayerStates<B>>,
     /// Where each layer keeps what it has seen.
     cache_of: Vec<CacheIndex>,
@@ -347,7 +347,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let shape = self.layout.shape;
         self.batch.shape = shape;
         if !std::mem::replace(&mut self.sent, false) {
-            // Nobody knows what of the last step has reached the device.
+            // It is unknown what of the last step has reached the device.
             self.tables.iter_mut().for_each(TableCopy::forget);
         }
         let packed = &mut self.packed;

@@ -3,7 +3,7 @@
 use ferrum_kernels::{Backend, DeviceBatch, UploadPiece};
 use ferrum_types::{BlockId, Result};
 
-/// The integers of a step on their way up, buffer after buffer. Made to be filled again.
+/// The integers of a step that are uploaded, buffer after buffer. Reused from step to step.
 #[derive(Default)]
 pub(super) struct PackedStep {
     ints: Vec<i32>,
@@ -109,7 +109,7 @@ impl TableCopy {
         if entries().fold(0, |all, (a, b)| all | (a.0 ^ b.0)) == 0 {
             return;
         }
-        // Whoever was released is looked at by nobody.
+        // Released sequences are not read.
         let is_new = |(a, b): (&BlockId, &BlockId)| a != b && *b != BlockId::RELEASED;
         let from = entries().position(is_new);
         let to = entries().rposition(is_new);

@@ -15,7 +15,7 @@ pub struct MoeSpec {
     pub intermediate: usize,
     /// How a router's logits become a choice and weights.
     pub routing: ExpertRouting,
-    /// What becomes of gate and up.
+    /// Activation of gate and up.
     pub activation: ExpertActivation,
     /// Whether the router and the projections of experts have biases.
     pub bias: bool,
@@ -64,7 +64,7 @@ impl ExpertRouting {
 pub struct SharedExpertSpec {
     /// Elements between the projections.
     pub intermediate: usize,
-    /// What becomes of the gate.
+    /// Activation of the gate.
     pub activation: Activation,
     /// Whether what it gives is multiplied with the sigmoid of a logit of the token.
     pub gated: bool,

@@ -2,7 +2,7 @@
 #pragma once
 #include "intrinsics.cuh"
 
-// In files that `In::waits` names, every thread of a kernel calls `wait_for_previous` before it reads or writes what another kernel
+// In files that `KernelFile::waits` names, every thread of a kernel calls `wait_for_previous` before it reads or writes what another kernel
 // may still be writing or reading.
 #define KERNEL extern "C" __global__ void
 #define ALL_LANES 0xffffffffu
