@@ -9,7 +9,7 @@ mod bench;
 mod bench_serve;
 mod classify;
 mod device;
-mod encode;
+mod embed;
 mod evaluate;
 mod hub;
 mod log;
@@ -21,7 +21,7 @@ mod quantize;
 mod run;
 mod sampling;
 mod serve;
-mod text;
+mod tokenize;
 mod transcribe;
 mod weight_cache;
 
@@ -32,7 +32,7 @@ pub(crate) use device::{
     AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, DtypeArgs, PlacementArgs, VerifyCommand,
     VerifyModelArgs, VerifyOpsArgs,
 };
-pub(crate) use encode::{EmbedArgs, RerankArgs};
+pub(crate) use embed::{EmbedArgs, RerankArgs};
 pub(crate) use evaluate::{InspectArgs, LogitsArgs, PerplexityArgs};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 pub(crate) use log::{LogArgs, LogFormat, LogLevel};
@@ -44,7 +44,7 @@ pub(crate) use quantize::QuantizeArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use sampling::{SamplerArgs, SamplingArgs, Seed, look_back};
 pub(crate) use serve::{Preload, ServeArgs};
-pub(crate) use text::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
+pub(crate) use tokenize::{DetokenizeArgs, TemplateArgs, TokenizeArgs};
 pub(crate) use transcribe::{TranscribeArgs, TranscriptFormat};
 pub(crate) use weight_cache::{CacheClearArgs, CacheCommand, CacheListArgs, WeightCacheArgs};
 
@@ -177,8 +177,7 @@ pub(crate) fn command() -> clap::Command {
     numbers_may_be_negative(Cli::command())
 }
 
-/// A number after a flag is its value even if it is negative, so that whoever checks the value can say what
-/// is expected in its place.
+/// A number after a flag is its value even if it is negative, so that the error of its parser says what is expected.
 fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| match arg.get_long() {

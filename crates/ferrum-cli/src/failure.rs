@@ -7,7 +7,7 @@ use std::fmt;
 pub(crate) enum Failure {
     /// A sentence, possibly with a `hint:` line.
     Message(String),
-    /// Nobody reads stdout any more.
+    /// stdout was closed.
     BrokenPipe,
 }
 

@@ -6,7 +6,7 @@ use crate::input;
 use crate::ui::{self, Progress};
 use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
-use ferrum_client::hub::{Event, Hub, HubConfig, Pulled, Retries};
+use ferrum_client::hub::{Hub, HubConfig, PullEvent, Pulled, Retries};
 use ferrum_formats::hub::{HubCache, ModelName, Revision, Want};
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -317,7 +317,7 @@ fn variable(name: &str) -> Option<OsString> {
 fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: Want) -> Outcome<Pulled> {
     let mut bar: Option<(Progress, u64)> = None;
     let pulled = hub.pull(name, revision, want, &mut |event| match event {
-        Event::Begin { file, total, done } => {
+        PullEvent::Begin { file, total, done } => {
             // Without an end there is nothing to draw.
             bar = total.filter(|&total| done < total).map(|total| {
                 let mut bar = Progress::bytes(file);
@@ -325,13 +325,13 @@ fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: Want) -> Outcom
                 (bar, total)
             });
         }
-        Event::Progress(done) => {
+        PullEvent::Progress(done) => {
             if let Some((bar, total)) = &mut bar {
                 bar.set(done, *total);
             }
         }
-        Event::End => bar = None,
-        Event::Note(note) => ui::say(&format!("note: {note}")),
+        PullEvent::End => bar = None,
+        PullEvent::Note(note) => ui::say(&format!("note: {note}")),
     });
     pulled.map_err(|e| match e {
         ClientError::Unreachable { .. } | ClientError::Timeout { .. } => Failure::new(format!(

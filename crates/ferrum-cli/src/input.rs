@@ -13,7 +13,7 @@ const MAX_TEXT: u64 = 256 << 20;
 /// Most bytes that are read from a file of messages or tools, or from a template.
 const MAX_JSON: u64 = 16 << 20;
 
-/// How long standard input may take before somebody is told that it is waited for.
+/// How long standard input may take before a note says that the program waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A text file, or standard input for `-`.
@@ -49,8 +49,7 @@ fn too_large(name: &str, most: u64) -> Failure {
     Failure::new(format!("{name} is larger than {most} bytes"))
 }
 
-/// All of standard input. Whoever started this program with a pipe and forgot it is told why nothing
-/// happens.
+/// All of standard input. After a while, a note says that the program waits for it.
 pub(crate) fn read_stdin() -> Outcome<String> {
     let (read, waiting) = mpsc::channel::<()>();
     std::thread::spawn(move || {

@@ -9,9 +9,9 @@ mod config_file;
 mod failure;
 mod hub;
 mod input;
+mod load_model;
 mod logging;
 mod model_argument;
-mod open;
 mod process;
 mod ranks;
 mod ui;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 /// Mesa's device-select layer asks a Wayland display for its order of devices, and complains on stderr
-/// where there is none, as on any server. We order devices ourselves, so the layer is told to stay out.
+/// where there is none, as on any server. We order devices ourselves, so the layer is disabled.
 fn quiet_vulkan_layers() {
     if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         // SAFETY: this is the first statement of the program: no other thread reads the environment.

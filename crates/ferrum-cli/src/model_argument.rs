@@ -1,7 +1,7 @@
 //! Which word of a command line is the model and which is text, where a command takes both.
 //!
-//! `ferrum run` takes `MODEL PROMPT`, and either may be left out. Whoever names a model wants that model, so
-//! what can only be a path is never sent as a prompt, and a doubtful word is told how it was taken.
+//! `ferrum run` takes `MODEL PROMPT`, and either may be left out. A word that can only be a path is
+//! never sent as a prompt, and a note says how an ambiguous word was read.
 
 use crate::args::HubArgs;
 use crate::failure::{Failure, Outcome};

@@ -6,7 +6,7 @@
 
 use crate::args::PlacementArgs;
 use crate::failure::{Failure, Outcome};
-use crate::{open, ui};
+use crate::{load_model, ui};
 use ferrum_engine::{
     BackendOptions, Placement, RankDevice, Ranks, rank_options, serve_rank, shut_down_ranks,
 };
@@ -42,7 +42,7 @@ enum Members {
 pub(crate) enum Role {
     /// Run the command.
     Lead,
-    /// Be told what to load.
+    /// Follow rank 0.
     Follow,
 }
 
@@ -116,7 +116,7 @@ fn device(
 /// The model that rank 0 has at a path, which the machines of all ranks share.
 fn model_at(path: &str) -> Result<Model, Error> {
     let source = match path {
-        "" => ModelSource::Gguf(open::demo()?),
+        "" => ModelSource::Gguf(load_model::demo()?),
         path => ModelSource::open(path)?,
     };
     read_model(source)

@@ -1,4 +1,4 @@
-//! Words on stderr, data on stdout; how much of the words, and in which colours, the global flags say.
+//! Messages on stderr, data on stdout; the global flags set verbosity and colours.
 
 use crate::failure::Outcome;
 use clap::ColorChoice;
@@ -93,7 +93,7 @@ pub(crate) fn say_always(line: &str) {
         true => paint(line),
         false => line.to_owned(),
     };
-    // With stderr closed there is nobody to tell.
+    // With stderr closed, the message is lost.
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 

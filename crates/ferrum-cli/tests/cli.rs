@@ -342,7 +342,7 @@ fn the_memory_plan_is_within_five_percent_of_a_run() {
         let plan = ["inspect", "--json", "--context", "264"];
         let plan = json(&[&plan[..], model.as_slice()].concat());
         let bench = ["bench", "--prompt", "256", "--gen", "8", "--repeat", "1"];
-        // What is kept of a model that is gone in a moment would stay with whoever runs the tests.
+        // Without the cache, which would keep weights of a temporary model in the user's cache folder.
         let bench = [&bench[..], &["--no-weight-cache"]].concat();
         let chosen = model.map_or(vec![], |model| vec!["--model", model]);
         let run = json(&[&bench[..], &chosen, &["--json"]].concat());

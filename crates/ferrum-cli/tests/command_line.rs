@@ -178,7 +178,7 @@ fn quiet_says_nothing_and_verbose_says_how_fast() {
         let (text, words) = run(&[flag]);
         assert_eq!(text, plain);
         assert!(words.contains("tokens/s"), "{words}");
-        // What costs nothing is said to whoever asks, once.
+        // With --verbose, the note about expanded weights is printed once.
         assert_eq!(words.matches("expanded to f32").count(), 1, "{words}");
     }
     // Before the command, too; and errors are always said.

@@ -25,7 +25,7 @@ struct Serving {
 
 impl Serving {
     fn start() -> Self {
-        // Free a moment ago: whoever takes it in between makes the server end, and the test fail with that.
+        // Free a moment ago: if another process takes it in between, the server ends and the test fails.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
         let address = address.unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));

@@ -1,4 +1,4 @@
-//! `ferrum licenses` and the lists that it prints, which are held against Cargo.lock.
+//! `ferrum licenses` and the lists that it prints, which are checked against Cargo.lock.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod command;

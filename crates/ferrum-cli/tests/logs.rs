@@ -1,4 +1,4 @@
-//! The log of `ferrum serve`: a line for each request, and nothing in it that nobody asked for.
+//! The log of `ferrum serve`: a line for each request, and no prompts or answers by default.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -120,7 +120,7 @@ fn each_request_is_one_line_of_json() {
     assert_eq!(refused["model"], "a\\nb\\u{1b}[31m\\u{202e}\"");
     assert!(refused.get("prompt_tokens").is_none(), "{refused}");
     assert_eq!(access(&events, "locked")["error"], "invalid_api_key");
-    // Without a key nobody learns which routes there are.
+    // Without a key, a client does not learn which routes there are.
     let nowhere = access(&events, fresh);
     assert_eq!(
         (&nowhere["route"], &nowhere["status"]),

@@ -1,4 +1,4 @@
-//! `ferrum run --image`: the answers of `transformers`, and what is said of images that nobody can read.
+//! `ferrum run --image`: the answers of `transformers`, and the errors for unreadable images.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod command;

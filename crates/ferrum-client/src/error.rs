@@ -45,7 +45,7 @@ pub enum ClientError {
         /// What was found and expected.
         reason: String,
     },
-    /// The server refuses; the message says what that means for whoever asked.
+    /// The server refuses; the message says what that means for the caller.
     #[error("{message}{}", hint_line(.hint))]
     Refused {
         /// The status code.

@@ -1,4 +1,4 @@
-//! HTTP from the other side: an asynchronous client, and what is built on it.
+//! Asynchronous HTTP client and model downloads.
 //!
 //! [`http`] speaks HTTP/1.1 over TCP or TLS, with a bound on everything that a server decides: time, size,
 //! redirects. [`hub`] fetches models from a Hugging Face hub into its cache, whose layout lives in

@@ -1,4 +1,4 @@
-//! Sounds and pictures on their way into encoders: what files of people become before a model sees numbers.
+//! Decodes audio and images into model inputs.
 //!
 //! Files are hostile: their sizes, rates and lengths are checked before memory is taken for them, and a decoder that panics
 //! is an error like any other. This crate knows nothing of models; the numbers that it gives are those of the

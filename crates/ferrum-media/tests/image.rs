@@ -208,7 +208,7 @@ fn a_picture_of_another_size_than_the_model_reads_is_told() {
     assert_eq!(found, Err(expected));
 }
 
-/// A line of pixels takes no more memory than what comes of it.
+/// A line of pixels takes no more memory than its result.
 #[test]
 fn pictures_of_any_proportion_are_resized() {
     let most = ImageLimits::default().side;

@@ -21,7 +21,7 @@ pub(crate) struct HubArgs {
     #[arg(long, value_name = "REV", hide_short_help = true)]
     pub(crate) revision: Option<String>,
 
-    /// Take what is in the cache, and ask nobody; also by HF_HUB_OFFLINE=1
+    /// Take what is in the cache, and never use the network; also by HF_HUB_OFFLINE=1
     #[arg(long, hide_short_help = true)]
     pub(crate) offline: bool,
 

@@ -7,11 +7,11 @@ use clap::{Args, ColorChoice};
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(long, short, global = true, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Say more: how fast it was, what was done on the way
+    /// Print details
     #[arg(long, short, global = true)]
     verbose: bool,
 

@@ -209,22 +209,22 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) offload: OffloadArgs,
 
-    /// Smaller model of the same vocabulary, or the folder of an EAGLE-3 head, that guesses tokens, which the model
+    /// Smaller model of the same vocabulary, or the folder of an EAGLE-3 head, that drafts tokens, which the model
     /// checks several at a time; answers stay the same
     #[arg(long, value_name = "MODEL", group = "drafter")]
     pub(crate) draft_model: Option<PathBuf>,
 
-    /// Guess tokens with the layer for multi-token prediction that the model itself has, as DeepSeek-V3 and GLM-4.5 do;
+    /// Draft tokens with the layer for multi-token prediction that the model itself has, as DeepSeek-V3 and GLM-4.5 do;
     /// answers stay the same
     #[arg(long, group = "drafter")]
     pub(crate) draft_mtp: bool,
 
-    /// Most tokens that either guesses at a time
+    /// Most tokens that either drafts at a time
     #[arg(long, value_name = "N", default_value_t = 4, requires = "drafter",
           value_parser = whole::<u8>(1..=64))]
     pub(crate) draft_tokens: u8,
 
-    /// Most tokens to guess at a time from what a text already says; 0: none. Pays where answers quote
+    /// Most tokens to draft at a time from what a text already says; 0: none. Pays where answers quote
     #[arg(long, value_name = "N", default_value_t = 0,
           value_parser = whole::<u8>(0..=64))]
     pub(crate) lookup_tokens: u8,

@@ -9,7 +9,7 @@ mod serve;
 
 use crate::args::{BenchArgs, BenchCommand, CacheArgs};
 use crate::failure::{Failure, Outcome};
-use crate::open::{self, Loaded};
+use crate::load_model::{self, Loaded};
 use crate::process;
 use crate::ui::{show, show_json};
 use crate::weight_cache;
@@ -37,7 +37,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         return serve::serve(args);
     }
     let started = Instant::now();
-    let model = open::model(args.model.path(), &args.hub)?;
+    let model = load_model::model(args.model.path(), &args.hub)?;
     let (prompt_len, gen_len) = (args.prompt as usize, args.gen_tokens as usize);
     let needed = prompt_len + gen_len;
     if needed > model.spec.context_length {
@@ -55,11 +55,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         kv_dtype: args.kv_dtype,
         context: None,
     };
-    let kv = open::kv_dtype(&model, &cache);
+    let kv = load_model::kv_dtype(&model, &cache);
     // What is measured is what `run` would do, which needs a tokenizer before its first token.
-    let tokenizer = open::tokenizer_of(&model);
+    let tokenizer = load_model::tokenizer_of(&model);
     let device = (&args.device, &args.weights);
-    let (loaded, placement) = open::load(&model, device, kv, sizes)?;
+    let (loaded, placement) = load_model::load(&model, device, kv, sizes)?;
     let load_s = started.elapsed().as_secs_f64();
     let Loaded {
         mut session, kept, ..

@@ -3,7 +3,7 @@
 use crate::args::ClassifyArgs;
 use crate::failure::{Failure, Outcome};
 use crate::input;
-use crate::open;
+use crate::load_model;
 use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::classify::ImageClassifier;
 use ferrum_engine::{BackendDispatch, BackendKind};
@@ -56,9 +56,9 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
 }
 
 fn load(args: &ClassifyArgs) -> Outcome<ImageClassifier> {
-    let mut model = read_clip(open::source(&args.model, &args.hub)?)?;
+    let mut model = read_clip(load_model::source(&args.model, &args.hub)?)?;
     model.dtype = args.dtype.into();
-    // One image and a few sentences are sooner computed than a GPU is opened; whoever wants it names it.
+    // One image and a few sentences are sooner computed than a GPU is opened: it is used only if named.
     let kind = match args.device.backend {
         BackendKind::Auto => BackendKind::Cpu,
         kind => kind,

@@ -1,4 +1,4 @@
-//! What the commands that generate text share: how a prompt becomes tokens, what a model recommends, the line of figures.
+//! Shared by the commands that generate text: encoding of prompts, recommended sampling, the line of speed figures.
 
 use crate::args::SamplingArgs;
 use crate::failure::{Failure, Outcome};
@@ -11,13 +11,13 @@ use ferrum_types::TokenId;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// What a prompt becomes tokens with.
-pub(super) struct Prompter {
+/// Tokenizer and chat template of a prompt.
+pub(super) struct PromptEncoder {
     pub(super) tokenizer: Tokenizer,
     pub(super) template: Option<ChatTemplate>,
 }
 
-impl Prompter {
+impl PromptEncoder {
     /// The tokens of a prompt that is continued as it is.
     pub(super) fn raw(&self, prompt: &str) -> Outcome<Vec<TokenId>> {
         Ok(self.tokenizer.encode(prompt, EncodeOptions::WRITTEN)?)
@@ -78,23 +78,23 @@ pub(super) fn stop_tokens(model: &Model, tokenizer: &Tokenizer) -> Vec<TokenId> 
     stops
 }
 
-/// What the model itself recommends, checked.
-pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
-    let advice = match &model.source {
+/// The sampling that the model's files recommend, validated.
+pub(super) fn recommended_sampling(model: &Model) -> Outcome<SamplingArgs> {
+    let recommended = match &model.source {
         ModelSource::Hf(folder) => {
-            let advice = &folder.generation_config;
+            let recommended = &folder.generation_config;
             let single = |x: Option<f64>| x.map(|x| x as f32);
             // A checkpoint that says "do not sample" means greedy.
-            let temperature = match advice.do_sample {
+            let temperature = match recommended.do_sample {
                 Some(false) => Some(0.0),
-                _ => single(advice.temperature),
+                _ => single(recommended.temperature),
             };
             SamplingArgs {
                 temperature,
-                top_k: advice.top_k,
-                top_p: single(advice.top_p),
-                min_p: single(advice.min_p),
-                repeat_penalty: single(advice.repetition_penalty),
+                top_k: recommended.top_k,
+                top_p: single(recommended.top_p),
+                min_p: single(recommended.min_p),
+                repeat_penalty: single(recommended.repetition_penalty),
                 repeat_last_n: None,
                 seed: None,
             }
@@ -109,12 +109,12 @@ pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
             seed: None,
         },
     };
-    // By itself, so that whoever wrote it is named.
+    // Validated by itself, so that the error names the model's file.
     let params = SamplingParams {
-        temperature: advice.temperature.unwrap_or(0.0),
-        top_p: advice.top_p.unwrap_or(1.0),
-        min_p: advice.min_p.unwrap_or(0.0),
-        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
+        temperature: recommended.temperature.unwrap_or(0.0),
+        top_p: recommended.top_p.unwrap_or(1.0),
+        min_p: recommended.min_p.unwrap_or(0.0),
+        repeat_penalty: recommended.repeat_penalty.unwrap_or(1.0),
         ..SamplingParams::default()
     };
     params.validate().map_err(|e| {
@@ -124,7 +124,7 @@ pub(super) fn advice(model: &Model) -> Outcome<SamplingArgs> {
         };
         Failure::new(format!("{}: {e}", path.display()))
     })?;
-    Ok(advice)
+    Ok(recommended)
 }
 
 /// Another seed each time.

@@ -174,7 +174,7 @@ pub(crate) fn rm(args: &RmArgs) -> Outcome {
     Ok(())
 }
 
-/// Asks whoever sits at the terminal.
+/// Asks the user on the terminal.
 fn agreed(question: &str) -> Outcome<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::new(format!(

@@ -1,6 +1,6 @@
 //! Images of a prompt on the command line.
 
-use super::generation::Prompter;
+use super::generation::PromptEncoder;
 use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::ui::Progress;
@@ -64,10 +64,14 @@ impl<'a> Images<'a> {
     }
 
     /// The tokens of a conversation with these images in it.
-    pub(super) fn tokens(&self, prompter: &Prompter, messages: &[Value]) -> Outcome<Vec<TokenId>> {
-        let text = prompter.written(messages)?;
+    pub(super) fn tokens(
+        &self,
+        encoder: &PromptEncoder,
+        messages: &[Value],
+    ) -> Outcome<Vec<TokenId>> {
+        let text = encoder.written(messages)?;
         let text = self.prompt.expand(&text, None, self.files.len())?;
-        let tokens = prompter.rendered(&text)?;
+        let tokens = encoder.rendered(&text)?;
         self.prompt.starts(&tokens, self.files.len())?;
         Ok(tokens)
     }

@@ -2,7 +2,7 @@
 
 use crate::args::InspectArgs;
 use crate::failure::Outcome;
-use crate::open;
+use crate::load_model;
 use crate::process;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype, PlacedStage, Placement};
@@ -22,11 +22,11 @@ use std::fmt::Write;
 const FIRST_TOUCHED: u64 = 25 << 18;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
-    let model = open::model(args.model.path(), &args.hub)?;
+    let model = load_model::model(args.model.path(), &args.hub)?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
-    let tokenizer = open::tokenizer_of(&model);
-    let context = open::context(&model, args.cache.context, 0);
-    let kv = open::kv_dtype(&model, &args.cache);
+    let tokenizer = load_model::tokenizer_of(&model);
+    let context = load_model::context(&model, args.cache.context, 0);
+    let kv = load_model::kv_dtype(&model, &args.cache);
     // A run holds what this process holds by now, device drivers included, less the pages of the file.
     let options = BackendOptions::default();
     let layers = args.layers.as_ref();
@@ -186,7 +186,7 @@ impl Stages<'_> {
 
 fn has_template(model: &Model, tokenizer: Option<&Tokenizer>) -> Outcome<bool> {
     match tokenizer {
-        Some(tokenizer) => Ok(open::template_of(model, tokenizer)?.is_some()),
+        Some(tokenizer) => Ok(load_model::template_of(model, tokenizer)?.is_some()),
         None => Ok(false),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::LogitsArgs;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::load_model;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_models::RunnerConfig;
 use std::io::Write;
@@ -14,23 +14,24 @@ const ROWS: usize = 32;
 const TOP: usize = 5;
 
 pub(crate) fn logits(args: LogitsArgs) -> Outcome {
-    let model = open::model(args.model.path(), &args.hub)?;
+    let model = load_model::model(args.model.path(), &args.hub)?;
     let vocab = model.spec.vocab_size;
     let tokens = match &args.prompt {
-        Some(prompt) => open::tokenizer_of(&model)?.encode(prompt, EncodeOptions::WRITTEN)?,
+        Some(prompt) => load_model::tokenizer_of(&model)?.encode(prompt, EncodeOptions::WRITTEN)?,
         None => args.tokens,
     };
-    open::check_tokens(&tokens, vocab)?;
+    load_model::check_tokens(&tokens, vocab)?;
     if tokens.is_empty() {
         return Err(Failure::new("the prompt has no token"));
     }
-    let context = open::exactly(&model, tokens.len());
+    let context = load_model::exactly(&model, tokens.len());
     let config = RunnerConfig {
         max_logit_rows: ROWS,
         ..RunnerConfig::single(context)
     };
     let device = (&args.device, &args.weights);
-    let (mut loaded, _) = open::load_adapted(&model, device, &args.adapter, config, args.kv_dtype)?;
+    let (mut loaded, _) =
+        load_model::load_adapted(&model, device, &args.adapter, config, args.kv_dtype)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if args.json {
         write!(

@@ -4,8 +4,9 @@ mod bench;
 mod cache;
 mod chat;
 mod classify;
+mod completions;
 mod devices;
-mod encode;
+mod embed;
 mod generation;
 mod hub;
 mod images;
@@ -13,12 +14,11 @@ mod inspect;
 mod licenses;
 mod logits;
 mod perplexity;
-mod program;
 mod quantize;
 mod run;
 mod serve;
 mod template;
-mod text;
+mod tokenize;
 mod transcribe;
 mod verify;
 
@@ -40,8 +40,8 @@ fn run_command(command: Command) -> Outcome {
     match command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::serve(&args),
-        Command::Embed(args) => encode::embed(&args),
-        Command::Rerank(args) => encode::rerank(&args),
+        Command::Embed(args) => embed::embed(&args),
+        Command::Rerank(args) => embed::rerank(&args),
         Command::Transcribe(args) => transcribe::transcribe(&args),
         Command::Classify(args) => classify::classify(&args),
         Command::Pull(args) => hub::pull(&args),
@@ -53,15 +53,15 @@ fn run_command(command: Command) -> Outcome {
         Command::Logits(args) => logits::logits(args),
         Command::Quantize(args) => quantize::quantize(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
-        Command::Tokenize(args) => text::tokenize(&args),
-        Command::Detokenize(args) => text::detokenize(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Detokenize(args) => tokenize::detokenize(&args),
         Command::Template(args) => template::template(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Verify(VerifyCommand::Ops(args)) => verify::ops(&args),
         Command::Verify(VerifyCommand::Model(args)) => verify::model(&args),
-        Command::Completions(args) => program::completions(&args),
-        Command::Man(args) => program::man(&args),
+        Command::Completions(args) => completions::completions(&args),
+        Command::Man(args) => completions::man(&args),
         Command::Licenses(args) => licenses::licenses(&args),
     }
 }

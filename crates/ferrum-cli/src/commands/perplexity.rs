@@ -3,14 +3,14 @@
 use crate::args::PerplexityArgs;
 use crate::failure::{Failure, Outcome};
 use crate::input;
+use crate::load_model;
 use crate::model_argument::model_and_file;
-use crate::open;
 use crate::ui::{Progress, show, show_json};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_models::RunnerConfig;
 use serde_json::json;
 
-/// Tokens of a window when nobody says otherwise, as other engines have it.
+/// Default tokens of a window, as other engines have it.
 const WINDOW: usize = 512;
 
 /// The text is cut into windows that do not overlap; in each, every token but the first is predicted
@@ -22,25 +22,25 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
         args.first.as_deref(),
         args.second.as_deref(),
     )?;
-    let model = open::model(model, &args.hub)?;
+    let model = load_model::model(model, &args.hub)?;
     let text = input::read_text(file)?;
-    let tokens = open::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
+    let tokens = load_model::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
     if tokens.len() < 2 {
         let message = format!("the text has {} tokens, expected at least 2", tokens.len());
         return Err(Failure::new(message));
     }
     let vocab = model.spec.vocab_size;
     let window = match args.cache.context {
-        Some(_) => open::context(&model, args.cache.context, 0),
+        Some(_) => load_model::context(&model, args.cache.context, 0),
         None => WINDOW.min(model.spec.context_length),
     };
     let config = RunnerConfig {
         max_logit_rows: 32,
         ..RunnerConfig::single(window)
     };
-    let kv = open::kv_dtype(&model, &args.cache);
+    let kv = load_model::kv_dtype(&model, &args.cache);
     let device = (&args.device, &args.weights);
-    let (mut loaded, _) = open::load_adapted(&model, device, &args.adapter, config, kv)?;
+    let (mut loaded, _) = load_model::load_adapted(&model, device, &args.adapter, config, kv)?;
     let (mut sum, mut count) = (0f64, 0usize);
     let mut bar = Progress::bytes("reading");
     for (i, part) in tokens.chunks(window).enumerate() {

@@ -2,7 +2,7 @@
 
 use crate::args::QuantizeArgs;
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::load_model;
 use crate::ui::{Progress, human_bytes, say, show, show_json};
 use ferrum_formats::{Imatrix, ModelSource};
 use ferrum_models::quantize::{Plan, QuantizeOptions};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const INTERRUPTED: i32 = 130;
 
 pub(crate) fn quantize(args: &QuantizeArgs) -> Outcome {
-    let source = open::source(&args.source, &args.hub)?;
+    let source = load_model::source(&args.source, &args.hub)?;
     if !args.dry_run {
         check_destination(&source, &args.destination, args.force)?;
     }
@@ -83,31 +83,31 @@ fn check_destination(source: &ModelSource, destination: &Path, force: bool) -> O
     }
 }
 
-/// Writes the file under a name of its own beside the destination, and then renames it: nobody ever
-/// sees half a model under the name.
+/// Writes a temporary file beside the destination, and then renames it, so that the destination never holds half a
+/// model.
 fn write(plan: &Plan<'_>, destination: &Path) -> Outcome {
     // Of a link, the file that it leads to is replaced, and not the link.
     let target = destination.canonicalize();
     let target = target.unwrap_or_else(|_| destination.to_path_buf());
     let failed = |e: std::io::Error| Failure::new(format!("{}: {e}", destination.display()));
-    let draft = Draft::new(&target).map_err(failed)?;
-    let file = File::create_new(&draft.path).map_err(failed)?;
+    let temp = TempFile::new(&target).map_err(failed)?;
+    let file = File::create_new(&temp.path).map_err(failed)?;
     let mut bar = Progress::bytes("quantising");
     let out = BufWriter::with_capacity(1 << 20, file);
     let mut out = plan.write(destination, out, &mut |done, total| bar.set(done, total))?;
     out.flush().map_err(failed)?;
     out.get_ref().sync_all().map_err(failed)?;
-    std::fs::rename(&draft.path, &target).map_err(failed)
+    std::fs::rename(&temp.path, &target).map_err(failed)
 }
 
 /// A file that goes away with whatever ends the command before it has its name.
-struct Draft {
+struct TempFile {
     path: PathBuf,
 }
 
-impl Draft {
+impl TempFile {
     fn new(target: &Path) -> std::io::Result<Self> {
-        let path = draft_path(target);
+        let path = temp_path(target);
         let orphan = path.clone();
         // Many gigabytes under a hidden name are nothing to leave behind on Ctrl-C either.
         let stopped = move || {
@@ -115,23 +115,23 @@ impl Draft {
             std::process::exit(INTERRUPTED);
         };
         ctrlc::set_handler(stopped).map_err(std::io::Error::other)?;
-        Ok(Draft { path })
+        Ok(TempFile { path })
     }
 }
 
-impl Drop for Draft {
+impl Drop for TempFile {
     fn drop(&mut self) {
-        // After the renaming there is none. What failed is worth a sentence; a draft is not.
+        // After the renaming there is none. Errors of removing a temporary file are ignored.
         drop(std::fs::remove_file(&self.path));
     }
 }
 
-fn draft_path(destination: &Path) -> PathBuf {
+fn temp_path(destination: &Path) -> PathBuf {
     let name = destination.file_name().unwrap_or_default();
-    let mut draft = std::ffi::OsString::from(".");
-    draft.push(name);
-    draft.push(format!(".{}.part", std::process::id()));
-    destination.with_file_name(draft)
+    let mut temp = std::ffi::OsString::from(".");
+    temp.push(name);
+    temp.push(format!(".{}.part", std::process::id()));
+    destination.with_file_name(temp)
 }
 
 fn remarks(plan: &Plan<'_>, imatrix: Option<&Imatrix>) {

@@ -1,13 +1,15 @@
 //! `ferrum run`: answer a prompt.
 
 use super::chat::{self, KeptSession, Start, Turn, Window};
-use super::generation::{Prompter, advice, fresh_seed, message, speed, stop_tokens};
+use super::generation::{
+    PromptEncoder, fresh_seed, message, recommended_sampling, speed, stop_tokens,
+};
 use super::images::Images;
 use crate::args::{RunArgs, Seed, look_back};
 use crate::failure::{Failure, Outcome};
+use crate::load_model::Loaded;
 use crate::model_argument::model_and_text;
-use crate::open::Loaded;
-use crate::{input, open, ui};
+use crate::{input, load_model, ui};
 use ferrum_engine::vision::PromptImage;
 use ferrum_engine::{
     Generation, GenerationStats, Placement, SamplingParams, Session, generate_with_images,
@@ -37,34 +39,36 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
             "the prompt is empty{taken}\nhint: {hint}"
         )));
     }
-    let model = open::model(words.model.as_deref(), &args.hub)?;
-    let tokenizer = open::tokenizer_of(&model)?;
-    let template = open::template_of(&model, &tokenizer)?;
-    let prompter = Prompter {
+    let model = load_model::model(words.model.as_deref(), &args.hub)?;
+    let tokenizer = load_model::tokenizer_of(&model)?;
+    let template = load_model::template_of(&model, &tokenizer)?;
+    let encoder = PromptEncoder {
         tokenizer,
         template,
     };
-    let wanted = Generation {
-        sampling: sampling(&model, &args, &prompter.tokenizer)?,
+    let generation = Generation {
+        sampling: sampling(&model, &args, &encoder.tokenizer)?,
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
         stop: args.stop.clone(),
-        stop_tokens: stop_tokens(&model, &prompter.tokenizer),
+        stop_tokens: stop_tokens(&model, &encoder.tokenizer),
         ..Generation::default()
     };
     let kept = args.session.as_ref();
-    let kept = kept.map(|path| KeptSession::open(path, open::identity(&model)));
+    let kept = kept.map(|path| KeptSession::open(path, load_model::identity(&model)));
     let kept = kept.transpose()?;
     match (prompt, kept) {
-        (Some(prompt), Some(kept)) => go_on(&args, &model, &prompter, &wanted, (kept, &prompt)),
-        (Some(prompt), None) if !args.image.is_empty() => {
-            look(&args, &model, &prompter, &wanted, &prompt)
+        (Some(prompt), Some(kept)) => {
+            continue_session(&args, &model, &encoder, &generation, (kept, &prompt))
         }
-        (Some(prompt), None) => answer(&args, &model, &prompter, &wanted, &prompt),
+        (Some(prompt), None) if !args.image.is_empty() => {
+            answer_about_images(&args, &model, &encoder, &generation, &prompt)
+        }
+        (Some(prompt), None) => answer(&args, &model, &encoder, &generation, &prompt),
         (None, _) if !args.image.is_empty() => Err(Failure::new(
             "--image is for a question about it\nhint: give one as an argument or through a pipe",
         )),
         (None, kept) => {
-            let context = open::context(&model, args.cache.context, 0);
+            let context = load_model::context(&model, args.cache.context, 0);
             let (mut loaded, _) = load(&args, &model, context)?;
             let model = match &words.model {
                 Some(path) => path.display().to_string(),
@@ -77,7 +81,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
                 templated: !args.raw,
                 kept,
             };
-            chat::chat(&mut loaded.session, &prompter, wanted, start)?;
+            chat::chat(&mut loaded.session, &encoder, generation, start)?;
             loaded.finish();
             Ok(())
         }
@@ -120,94 +124,94 @@ fn piped_text() -> Outcome<String> {
     Ok(prompt)
 }
 
-/// One prompt, one answer.
+/// Answers one prompt.
 fn answer(
     args: &RunArgs,
     model: &Model,
-    prompter: &Prompter,
-    wanted: &Generation,
+    encoder: &PromptEncoder,
+    generation: &Generation,
     prompt: &str,
 ) -> Outcome {
-    let tokens = if args.raw || !prompter.has_template() {
-        prompter.raw(prompt)?
+    let tokens = if args.raw || !encoder.has_template() {
+        encoder.raw(prompt)?
     } else {
         let system = args.system.iter().map(|text| message("system", text));
         let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
-        prompter.chat(&messages)?
+        encoder.chat(&messages)?
     };
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
-    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most));
+    let context = load_model::context(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
     let (mut loaded, _) = load(args, model, context)?;
     let prompt = (&tokens[..], &[][..]);
-    let stats = speak(&mut loaded.session, &prompter.tokenizer, prompt, wanted)?;
+    let stats = stream_to_stdout(&mut loaded.session, &encoder.tokenizer, prompt, generation)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
     loaded.finish();
     Ok(())
 }
 
-/// One prompt about images, one answer.
-fn look(
+/// Answers one prompt about images.
+fn answer_about_images(
     args: &RunArgs,
     model: &Model,
-    prompter: &Prompter,
-    wanted: &Generation,
+    encoder: &PromptEncoder,
+    generation: &Generation,
     prompt: &str,
 ) -> Outcome {
-    let files = Images::open(&args.image, model, &prompter.tokenizer)?;
+    let files = Images::open(&args.image, model, &encoder.tokenizer)?;
     let system = args.system.iter().map(|text| message("system", text));
     let question = json!({"role": "user", "content": files.parts(prompt)});
     let messages: Vec<_> = system.chain([question]).collect();
-    let tokens = files.tokens(prompter, &messages)?;
+    let tokens = files.tokens(encoder, &messages)?;
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
-    let context = open::context(model, args.cache.context, tokens.len().saturating_add(most));
+    let context = load_model::context(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
     let (mut loaded, placement) = load(args, model, context)?;
     let images = files.embed(&placement, &tokens)?;
     let prompt = (&tokens[..], &images[..]);
-    let stats = speak(&mut loaded.session, &prompter.tokenizer, prompt, wanted)?;
+    let stats = stream_to_stdout(&mut loaded.session, &encoder.tokenizer, prompt, generation)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
     loaded.finish();
     Ok(())
 }
 
-/// One prompt of a conversation that is kept in a file.
-fn go_on(
+/// Answers one prompt of a conversation that is kept in a file.
+fn continue_session(
     args: &RunArgs,
     model: &Model,
-    prompter: &Prompter,
-    wanted: &Generation,
+    encoder: &PromptEncoder,
+    generation: &Generation,
     (mut kept, prompt): (KeptSession, &str),
 ) -> Outcome {
-    let raw = args.raw || !prompter.has_template();
+    let raw = args.raw || !encoder.has_template();
     if let Some(system) = &args.system {
         kept.conversation.system = Some(system.clone());
     }
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
     // What a conversation of this length may become.
-    let new = prompter.raw(prompt)?.len().saturating_mul(2);
+    let new = encoder.raw(prompt)?.len().saturating_mul(2);
     let length = kept.tokens().len().saturating_add(new);
-    let context = open::context(model, args.cache.context, length.saturating_add(most));
+    let context = load_model::context(model, args.cache.context, length.saturating_add(most));
     let (mut loaded, _) = load(args, model, context)?;
     kept.restore(&mut loaded.session)?;
     let tokens = if raw {
         match kept.tokens() {
-            [] => prompter.raw(&format!("{}{prompt}", kept.text))?,
+            [] => encoder.raw(&format!("{}{prompt}", kept.text))?,
             before => [
                 before,
-                &prompter.tokenizer.encode(prompt, EncodeOptions::PLAIN)?,
+                &encoder.tokenizer.encode(prompt, EncodeOptions::PLAIN)?,
             ]
             .concat(),
         }
     } else {
         let reserve = most.min(context / 4).max(1);
-        let encode = |messages: &[Value]| prompter.chat(messages);
+        let encode = |messages: &[Value]| encoder.chat(messages);
         let window = kept
             .conversation
             .window(prompt, (context, reserve), encode)?;
@@ -220,10 +224,10 @@ fn go_on(
         return Err(overflow(tokens.len(), context));
     }
     let all = (&tokens[..], &[][..]);
-    let stats = speak(&mut loaded.session, &prompter.tokenizer, all, wanted)?;
+    let stats = stream_to_stdout(&mut loaded.session, &encoder.tokenizer, all, generation)?;
     ui::show("\n")?;
     ui::detail(&speed(&stats));
-    let answer = prompter.tokenizer.decode(&stats.tokens, true);
+    let answer = encoder.tokenizer.decode(&stats.tokens, true);
     let all = [&tokens[..], &stats.tokens].concat();
     if raw {
         kept.continued(&format!("{prompt}{answer}"), all);
@@ -245,30 +249,30 @@ fn overflow(requested: usize, capacity: usize) -> Failure {
 }
 
 fn load(args: &RunArgs, model: &Model, context: usize) -> Outcome<(Loaded, Placement)> {
-    let kv = open::kv_dtype(model, &args.cache);
+    let kv = load_model::kv_dtype(model, &args.cache);
     let device = (&args.device, &args.weights);
     let share = args.device.memory.gpu_memory_utilization;
     let sizes = |placement: &Placement| {
         let config = placement.single(context);
-        // A context that nobody asked for is no longer than what a GPU has room for.
+        // The default context is no longer than what a GPU has room for.
         let fits = match args.cache.context {
             Some(_) => None,
             None => placement.gpu_kv_tokens(model, (&config, kv), share),
         };
         fits.map_or(config, |fits| placement.single(context.min(fits.max(1))))
     };
-    open::load_sized(model, device, &args.adapter, kv, sizes)
+    load_model::load_sized(model, device, &args.adapter, kv, sizes)
 }
 
-/// Generates onto stdout.
-fn speak(
+/// Generates, and streams the text to stdout.
+fn stream_to_stdout(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: (&[TokenId], &[PromptImage]),
-    wanted: &Generation,
+    generation: &Generation,
 ) -> Outcome<GenerationStats> {
     let mut shown = Ok(());
-    let stats = generate_with_images(session, tokenizer, prompt, wanted, &mut |text| {
+    let stats = generate_with_images(session, tokenizer, prompt, generation, &mut |text| {
         shown = ui::show(text);
         shown.is_ok()
     })?;
@@ -278,15 +282,22 @@ fn speak(
 
 /// What the user asked for, completed by what the model recommends and then by defaults.
 fn sampling(model: &Model, args: &RunArgs, tokenizer: &Tokenizer) -> Outcome<SamplingParams> {
-    let (advice, samplers) = (advice(model)?, &args.samplers);
+    let (recommended, samplers) = (recommended_sampling(model)?, &args.samplers);
     let args = &args.sampling;
     let params = SamplingParams {
-        temperature: args.temperature.or(advice.temperature).unwrap_or(0.7),
-        top_k: args.top_k.or(advice.top_k).unwrap_or(40),
-        top_p: args.top_p.or(advice.top_p).unwrap_or(0.95),
-        min_p: args.min_p.or(advice.min_p).unwrap_or(0.05),
-        repeat_penalty: args.repeat_penalty.or(advice.repeat_penalty).unwrap_or(1.0),
-        repeat_last_n: look_back(args.repeat_last_n.or(advice.repeat_last_n).unwrap_or(-1)),
+        temperature: args.temperature.or(recommended.temperature).unwrap_or(0.7),
+        top_k: args.top_k.or(recommended.top_k).unwrap_or(40),
+        top_p: args.top_p.or(recommended.top_p).unwrap_or(0.95),
+        min_p: args.min_p.or(recommended.min_p).unwrap_or(0.05),
+        repeat_penalty: args
+            .repeat_penalty
+            .or(recommended.repeat_penalty)
+            .unwrap_or(1.0),
+        repeat_last_n: look_back(
+            args.repeat_last_n
+                .or(recommended.repeat_last_n)
+                .unwrap_or(-1),
+        ),
         seed: args.seed.and_then(Seed::fixed).unwrap_or_else(fresh_seed),
         ..SamplingParams::default()
     };

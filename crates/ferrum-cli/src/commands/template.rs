@@ -3,7 +3,7 @@
 use crate::args::TemplateArgs;
 use crate::failure::{Failure, Outcome};
 use crate::input;
-use crate::open;
+use crate::load_model;
 use crate::ui::show;
 use ferrum_formats::chat_template::ChatInput;
 use serde_json::Value;
@@ -17,7 +17,7 @@ pub(crate) fn template(args: &TemplateArgs) -> Outcome {
     let special = special
         .into_iter()
         .filter_map(|(name, text)| Some((name, text.clone()?)));
-    let template = open::template(args.model.path(), &args.hub, special)?;
+    let template = load_model::template(args.model.path(), &args.hub, special)?;
     let messages = read_list(&args.messages, "messages")?;
     let tools = args
         .tools

@@ -3,7 +3,7 @@
 use crate::args::{DeviceArgs, TranscribeArgs, TranscriptFormat};
 use crate::failure::{Failure, Outcome};
 use crate::input;
-use crate::open;
+use crate::load_model;
 use crate::ui::{Progress, show};
 use ferrum_engine::transcribe::{Fallback, TranscribeOptions, Transcriber, Transcript, srt, vtt};
 use ferrum_engine::{BackendDispatch, BackendKind};
@@ -75,7 +75,7 @@ fn as_json(transcript: &Transcript) -> serde_json::Value {
 }
 
 fn open(args: &TranscribeArgs) -> Outcome<Transcriber> {
-    let mut model = read_whisper(open::source(&args.model, &args.hub)?)?;
+    let mut model = read_whisper(load_model::source(&args.model, &args.hub)?)?;
     model.dtype = args.dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, &args.device, &mut |done, total| {
@@ -93,7 +93,7 @@ pub(crate) fn load(
         return Err(Failure::new("speech models are read from folders"));
     };
     let tokenizer = Tokenizer::from_hf_dir(&folder.dir)?;
-    // Tokens come one by one, each read back by the host; whoever has a GPU names it.
+    // Tokens come one by one, each read back by the host: a GPU is used only if named.
     let kind = match device.backend {
         BackendKind::Auto => BackendKind::Cpu,
         kind => kind,

@@ -2,7 +2,7 @@
 
 use crate::args::{VerifyModelArgs, VerifyOpsArgs};
 use crate::failure::{Failure, Outcome};
-use crate::open;
+use crate::load_model;
 use crate::ui::{Progress, show, show_json};
 use ferrum_conformance::Filter;
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Comparison, Difference, Trace};
@@ -47,7 +47,7 @@ pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
     }
 }
 
-/// What the suite has, for whoever asked for what it has not.
+/// The error for a filter that matches no op, with the ops that there are.
 fn nothing_matches(filter: &str) -> Failure {
     let ops = ferrum_conformance::ops().join(", ");
     Failure::new(format!(
@@ -56,16 +56,16 @@ fn nothing_matches(filter: &str) -> Failure {
 }
 
 pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
-    let model = open::model(args.model.path(), &args.hub)?;
+    let model = load_model::model(args.model.path(), &args.hub)?;
     let stored = args.against.as_deref().map(stored).transpose()?;
     let tokens = match &stored {
         Some(stored) => stored.tokens.clone(),
         None if args.tokens.is_empty() => {
-            open::tokenizer_of(&model)?.encode(&args.prompt, EncodeOptions::WRITTEN)?
+            load_model::tokenizer_of(&model)?.encode(&args.prompt, EncodeOptions::WRITTEN)?
         }
         None => args.tokens.clone(),
     };
-    open::check_tokens(&tokens, model.spec.vocab_size)?;
+    load_model::check_tokens(&tokens, model.spec.vocab_size)?;
     if tokens.is_empty() {
         let hint = "hint: --prompt takes a text, --tokens ids";
         return Err(Failure::new(format!(

@@ -68,7 +68,7 @@ pub(crate) fn serve(
     (job, address, rest)
 }
 
-/// What a request is answered; empty where nobody answers any more.
+/// The answer to a request; empty if the server is gone.
 fn ask(address: &str, head: &str, body: &str) -> String {
     let mut answer = Vec::new();
     if let Ok(mut stream) = TcpStream::connect(address) {

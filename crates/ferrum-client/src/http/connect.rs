@@ -98,7 +98,7 @@ fn status_line<T>(answer: &Response<T>) -> String {
 
 /// The system's certificates, or those that browsers trust where it has none, as in small containers.
 pub(super) fn tls() -> ClientConfig {
-    // Named, not the process's default: nobody has to install one first.
+    // The provider is named: no process-wide default has to be installed.
     let provider = Arc::new(crypto::ring::default_provider());
     let config = || {
         ClientConfig::builder_with_provider(Arc::clone(&provider))

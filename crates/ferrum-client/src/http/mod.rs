@@ -66,12 +66,12 @@ pub struct Client {
     timeouts: Timeouts,
 }
 
-/// What to ask.
+/// A request.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// `GET`, `HEAD`, `POST`, …
     pub method: Method,
-    /// Whom.
+    /// Target URL.
     pub url: Url,
     /// Headers beside `Host`, `User-Agent` and `Content-Length`.
     pub headers: HeaderMap,

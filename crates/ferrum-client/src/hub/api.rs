@@ -1,6 +1,6 @@
 //! What a hub says about a repository, and what its refusals mean.
 
-use super::{Event, Hub, ModelName, Revision};
+use super::{Hub, ModelName, PullEvent, Revision};
 use crate::http::encode_segment;
 use crate::http::{Method, Response, send_with_redirects};
 use crate::hub::retry::Attempts;
@@ -39,7 +39,7 @@ impl Hub {
         &self,
         model: &ModelName,
         revision: &Revision,
-        watch: &mut dyn FnMut(Event<'_>),
+        watch: &mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Listing> {
         let mut attempts = Attempts::new(self.config.retries);
         let listing = loop {
@@ -57,7 +57,7 @@ impl Hub {
             }
         }
         if skipped > 0 {
-            watch(Event::Note(format!(
+            watch(PullEvent::Note(format!(
                 "{skipped} files of {} have impossible names",
                 model.repo
             )));
@@ -96,7 +96,7 @@ impl Hub {
         })
     }
 
-    /// What a status means for whoever asked for a model, or for a file of it.
+    /// The error of a status for a request of a model, or of a file of it.
     pub(super) fn refused(
         &self,
         response: &Response,

@@ -1,4 +1,4 @@
-//! Holding the bytes of a file against its name.
+//! Verifies file contents against the hash in their ETag.
 
 use ferrum_formats::hub::Etag;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};

@@ -2,7 +2,7 @@
 
 use super::digest::Digest;
 use super::retry::Attempts;
-use super::{Event, Hub};
+use super::{Hub, PullEvent};
 use crate::http::{Method, Request, Response, encode_path, header, send_with_redirects};
 use crate::{ClientError, Result};
 use ferrum_formats::hub::{BlobLock, CachedRepo, Commit, Etag, ModelName, Revision};
@@ -29,7 +29,7 @@ pub(super) struct Fetch<'f, 'w> {
     pub(super) hub: &'f Hub,
     pub(super) repo: &'f CachedRepo,
     pub(super) commit: &'f Commit,
-    pub(super) watch: &'f mut (dyn FnMut(Event<'_>) + 'w),
+    pub(super) watch: &'f mut (dyn FnMut(PullEvent<'_>) + 'w),
     pub(super) fetched: usize,
 }
 
@@ -141,7 +141,7 @@ impl Fetch<'_, '_> {
         })
     }
 
-    /// Waits for whoever fetches the same file.
+    /// Waits for another process that fetches the same file.
     async fn lock(&mut self, file: &str, etag: &Etag) -> Result<BlobLock> {
         let mut told = false;
         loop {
@@ -149,7 +149,7 @@ impl Fetch<'_, '_> {
                 return Ok(lock);
             }
             if !told {
-                (self.watch)(Event::Note(format!(
+                (self.watch)(PullEvent::Note(format!(
                     "waiting for another program that fetches {file}"
                 )));
                 told = true;
@@ -162,7 +162,7 @@ impl Fetch<'_, '_> {
     async fn blob(&mut self, file: &str, head: &Head, lock: &BlobLock, limit: u64) -> Result<()> {
         let mut partial = Partial::open(&lock.incomplete, head)?;
         tracing::info!(file, bytes = head.size, done = partial.len, "fetching");
-        (self.watch)(Event::Begin {
+        (self.watch)(PullEvent::Begin {
             file,
             total: head.size,
             done: partial.len,
@@ -175,7 +175,7 @@ impl Fetch<'_, '_> {
                     if !verified {
                         let note =
                             format!("the hub gives no checksum for {file}: it is not checked");
-                        (self.watch)(Event::Note(note));
+                        (self.watch)(PullEvent::Note(note));
                     }
                     break;
                 }
@@ -183,7 +183,7 @@ impl Fetch<'_, '_> {
                 Err(_) if resumed => {
                     resumed = false;
                     partial.restart(head)?;
-                    (self.watch)(Event::Progress(0));
+                    (self.watch)(PullEvent::Progress(0));
                 }
                 Err(e) => {
                     drop(std::fs::remove_file(&lock.incomplete));
@@ -193,7 +193,7 @@ impl Fetch<'_, '_> {
         }
         partial.sync()?;
         tracing::info!(file, bytes = partial.len, "fetched");
-        (self.watch)(Event::End);
+        (self.watch)(PullEvent::End);
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl Fetch<'_, '_> {
                 ));
             }
             partial.write(&chunk)?;
-            (self.watch)(Event::Progress(partial.len));
+            (self.watch)(PullEvent::Progress(partial.len));
         }
         match head.size {
             // Where a body ends with its connection, this is the only sign of a cut.

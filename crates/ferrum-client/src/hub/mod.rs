@@ -1,9 +1,9 @@
 //! Fetching models from a Hugging Face hub into its cache.
 //!
 //! A pull asks which commit a revision means and which files it has, chooses the files that make the
-//! model, and fetches each: its name (a hash of its contents) first, then what is missing of its bytes,
-//! which are held against that name. Weights come last and the revision is noted at the very end, so that
-//! whatever is found in the cache is complete.
+//! model, and fetches each: its ETag (a hash of its contents) first, then the missing bytes, which are verified against
+//! that hash. Weights come last and the revision is written at the very end, so that every model in the cache is
+//! complete.
 
 mod api;
 mod digest;
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub struct HubConfig {
     /// The hub, such as `https://huggingface.co`.
     pub endpoint: Url,
-    /// Says who asks. It is sent to the endpoint only, and only where nobody can listen.
+    /// Access token; sent only to the endpoint, over TLS or loopback.
     pub token: Option<String>,
     /// Where models are kept.
     pub cache: HubCache,
@@ -33,13 +33,13 @@ pub struct HubConfig {
     pub timeouts: Timeouts,
     /// How often it is asked again.
     pub retries: Retries,
-    /// The way to it.
+    /// Proxy.
     pub proxy: Proxy,
 }
 
-/// What happens during a pull, for whoever watches.
+/// An event of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum PullEvent<'a> {
     /// A file is being fetched.
     Begin {
         /// Its name in the repository.
@@ -102,7 +102,7 @@ impl Hub {
         model: &ModelName,
         revision: &Revision,
         want: Want,
-        watch: &mut dyn FnMut(Event<'_>),
+        watch: &mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Pulled> {
         self.runtime
             .block_on(self.pull_async(model, revision, want, watch))
@@ -113,11 +113,11 @@ impl Hub {
         model: &ModelName,
         revision: &Revision,
         want: Want,
-        watch: &mut dyn FnMut(Event<'_>),
+        watch: &mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Pulled> {
         if self.config.token.is_some() && !self.may_have_token() {
             let host = self.config.endpoint.host();
-            watch(Event::Note(format!(
+            watch(PullEvent::Note(format!(
                 "the token is not sent to {host}, which is not encrypted"
             )));
         }

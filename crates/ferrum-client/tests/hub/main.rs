@@ -6,7 +6,7 @@ mod support;
 
 use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
-use ferrum_client::hub::{Event, Hub, HubConfig, Pulled, Retries};
+use ferrum_client::hub::{Hub, HubConfig, PullEvent, Pulled, Retries};
 use ferrum_formats::hub::{Commit, HubCache, ModelName, Revision, Want};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl Setup {
             Revision::parse(revision).unwrap(),
         );
         hub.pull(&name, &revision, Want::Model, &mut |event| {
-            if let Event::Note(note) = event {
+            if let PullEvent::Note(note) = event {
                 self.notes.push(note);
             }
         })
@@ -599,15 +599,15 @@ fn progress_is_told_in_order() {
         &Revision::default(),
         Want::Model,
         &mut |event| match event {
-            Event::Begin { file, total, done } => {
+            PullEvent::Begin { file, total, done } => {
                 assert_eq!((file, total, done), ("x-Q4_K_M.gguf", Some(100_000), 0));
             }
-            Event::Progress(done) => {
+            PullEvent::Progress(done) => {
                 assert!(last.is_none_or(|last| last < done));
                 last = Some(done);
             }
-            Event::End => ends += 1,
-            Event::Note(note) => panic!("{note}"),
+            PullEvent::End => ends += 1,
+            PullEvent::Note(note) => panic!("{note}"),
         },
     )
     .unwrap();

@@ -35,7 +35,7 @@ pub struct Audio {
     pub rate: u32,
 }
 
-/// Why a file is not heard.
+/// Audio decoding error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AudioError {
     /// It is in no known format, or is damaged from the start.

@@ -52,7 +52,7 @@ impl MelSpectrogram {
     /// The spectrogram of samples at [`RATE`]: a frame for each whole [`HOP`]. Computed on `rayon`'s threads.
     pub fn compute(&self, samples: &[f32]) -> LogMel {
         let (mels, frames) = (self.filters.len(), samples.len() / HOP);
-        // Frame after frame, so that each task writes a stretch of its own.
+        // Frame after frame, so that each task writes a contiguous part.
         let mut energies = vec![0f32; mels * frames];
         energies
             .par_chunks_mut((mels * TASK_FRAMES).max(1))

@@ -92,7 +92,7 @@ pub enum ImageError {
 /// bits the upper eight are kept. Of an animation this is the first frame.
 ///
 /// # Errors
-/// [`ImageError`], for whatever bytes. Dimensions are held against `limits` before memory is taken for pixels.
+/// [`ImageError`], for whatever bytes. Dimensions are checked against `limits` before memory is taken for pixels.
 pub fn decode(bytes: &[u8], limits: ImageLimits) -> Result<RgbImage, ImageError> {
     type Read = fn(&[u8], ImageLimits) -> Result<RgbImage, ImageError>;
     let (format, read): (_, Read) = match bytes {

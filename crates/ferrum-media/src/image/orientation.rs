@@ -1,4 +1,4 @@
-//! How a camera was held: the orientation of EXIF data (CIPA DC-008, tag 274), which decoders leave to their caller.
+//! EXIF orientation (CIPA DC-008, tag 274), which decoders leave to their caller.
 
 use super::RgbImage;
 

@@ -1,8 +1,8 @@
 //! Resampling with antialiasing, as Pillow does it for eight-bit pixels, to the bit: weights in fixed point with 22 bits
 //! behind the point, along rows and along columns, rounded to eight bits between them.
 //!
-//! Image encoders have learned from such pixels, and a preprocessor that rounds otherwise is a source of differences
-//! that nobody finds. Source rows are read once and added to the rows that they are part of, so that the memory is that
+//! Image encoders have learned from such pixels, and a preprocessor that rounds otherwise causes
+//! differences that are hard to find. Source rows are read once and added to the rows that they are part of, so that the memory is that
 //! of the result, whatever the size of the source.
 
 use super::RgbImage;

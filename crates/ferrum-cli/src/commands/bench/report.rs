@@ -64,7 +64,7 @@ pub(super) struct Report<'a> {
     pub(super) peak_rss: Option<u64>,
 }
 
-/// The arithmetic that prompts are held against.
+/// The arithmetic that prompt speed is compared with.
 #[derive(Clone, Copy)]
 struct Arithmetic {
     name: &'static str,

@@ -20,7 +20,7 @@ use target::{RequestFailure, Sample, Target};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use workload::Plan;
 
-/// Requests that are open at once when nobody says.
+/// Default number of requests that are open at once.
 const CONCURRENCY: u16 = 16;
 
 type Told = UnboundedSender<Result<Sample, RequestFailure>>;
@@ -111,7 +111,7 @@ fn at_rate(target: &Arc<Target>, plan: Plan, rate: f64, tell: Told) {
             };
             tokio::time::sleep_until(started + after).await;
             let (target, tell) = (Arc::clone(&target), tell.clone());
-            // Without a receiver, nobody wants to know any more.
+            // Without a receiver, the result is not needed.
             tokio::spawn(async move { drop(tell.send(target.ask(&asked).await)) });
         }
     });

@@ -1,4 +1,4 @@
-//! What was said so far, and how much of it the model still sees.
+//! Conversation history and the part of it in the context.
 //!
 //! When the context is full, the oldest turns are left out of the prompt, and the system message stays.
 //! What was left out once stays so: the prompts of later turns then begin alike, and the cache of keys and
@@ -142,7 +142,7 @@ mod tests {
         let (text, dropped) = prompt(fits(&mut talk, all.len() + 4));
         assert_eq!((text.as_str(), dropped), ("sys|a2|b2|a3|b3|q|", true));
         assert_eq!(talk.unseen(), 1);
-        // What is gone stays gone, and is told once.
+        // Dropped turns stay dropped, and are reported once.
         let (text, dropped) = prompt(fits(&mut talk, 1000));
         assert_eq!((text.as_str(), dropped), ("sys|a2|b2|a3|b3|q|", false));
         // A question that fills the context alone gets what is left.

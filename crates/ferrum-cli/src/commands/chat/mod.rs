@@ -11,7 +11,7 @@ mod settings;
 mod storage;
 mod wrap;
 
-use super::generation::{Prompter, speed};
+use super::generation::{PromptEncoder, speed};
 use crate::args::Seed;
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Verbosity};
@@ -45,7 +45,7 @@ pub(super) struct Start<'a> {
 /// Talks until the user leaves.
 pub(super) fn chat(
     session: &mut Session,
-    prompter: &Prompter,
+    encoder: &PromptEncoder,
     generation: Generation,
     start: Start<'_>,
 ) -> Outcome {
@@ -75,7 +75,7 @@ pub(super) fn chat(
     let verbose = ui::verbosity() >= Verbosity::Verbose;
     let mut chat = Chat {
         session,
-        prompter,
+        encoder,
         settings: Settings::new(generation, start.seed, verbose),
         conversation,
         start,
@@ -114,7 +114,7 @@ pub(super) fn chat(
 /// A conversation that goes on.
 struct Chat<'a> {
     session: &'a mut Session,
-    prompter: &'a Prompter,
+    encoder: &'a PromptEncoder,
     settings: Settings,
     conversation: Conversation,
     start: Start<'a>,
@@ -140,7 +140,7 @@ impl Chat<'_> {
         };
         self.interrupted.store(false, Ordering::Relaxed);
         let (mut screen, mut shown) = (Screen::new(), Ok(()));
-        let tokenizer = &self.prompter.tokenizer;
+        let tokenizer = &self.encoder.tokenizer;
         let wanted = &self.settings.generation();
         let stats = generate(self.session, tokenizer, &tokens, wanted, &mut |text| {
             shown = screen.show(text);
@@ -169,7 +169,7 @@ impl Chat<'_> {
     /// The prompt for a question.
     fn window(&mut self, question: &str, capacity: usize) -> Outcome<Window> {
         if !self.start.templated {
-            let tokens = self.prompter.raw(question)?;
+            let tokens = self.encoder.raw(question)?;
             return Ok(match tokens.len() < capacity {
                 true => Window::Prompt {
                     tokens,
@@ -181,17 +181,17 @@ impl Chat<'_> {
         // Enough for most answers; with more, less of the conversation would be seen.
         let most = self.settings.generation().max_tokens;
         let reserve = most.min(capacity / 4).max(1);
-        let prompter = self.prompter;
+        let encoder = self.encoder;
         self.conversation
             .window(question, (capacity, reserve), |messages| {
-                prompter.chat(messages)
+                encoder.chat(messages)
             })
     }
 
     fn keep(&mut self, question: &str, prompt: &[TokenId], stats: &GenerationStats) {
         let turn = Turn {
             question: question.to_owned(),
-            answer: self.prompter.tokenizer.decode(&stats.tokens, true),
+            answer: self.encoder.tokenizer.decode(&stats.tokens, true),
         };
         if let Some(kept) = &mut self.start.kept {
             kept.answered(turn.clone(), [prompt, &stats.tokens].concat());

@@ -1,8 +1,8 @@
 //! `--session FILE`: a conversation with its keys and values, so that the next process goes on without computing what
 //! was said.
 //!
-//! The file is taken as hostile: it is held against its checksum before anything of it is used, lengths against what
-//! the model needs before memory is taken. Keys and values of another model, cache or program are not used: the
+//! The file is taken as hostile: its checksum is verified before anything of it is used, and lengths are checked against
+//! what the model needs before memory is taken. Keys and values of another model, cache or program are not used: the
 //! conversation goes on, and is computed anew.
 
 use super::conversation::{Conversation, Turn};

@@ -1,7 +1,7 @@
 //! Conversations in files, for `/save` and `/load`, and where the chat keeps what outlives it.
 //!
-//! A file may come from anywhere, so it is bounded and checked before anything of it is used. Files are the
-//! user's alone: what people ask is nobody else's business.
+//! A file may come from anywhere, so it is bounded and checked before anything of it is used. Only the user
+//! can read the files.
 
 use super::conversation::{Conversation, Turn};
 use super::settings::Settings;

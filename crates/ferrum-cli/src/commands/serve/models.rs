@@ -1,10 +1,10 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
 use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
-use crate::commands::{encode, generation, images, transcribe};
+use crate::commands::{embed, generation, images, transcribe};
 use crate::failure::{Failure, Outcome};
-use crate::open::Loaded;
-use crate::{hub, open};
+use crate::load_model::Loaded;
+use crate::{hub, load_model};
 use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
@@ -68,7 +68,7 @@ fn offload(args: &OffloadArgs) -> Outcome<Option<KvOffload>> {
 }
 
 impl Models {
-    /// What the arguments name, held against each other.
+    /// The models and adapters that the arguments name, checked for conflicts.
     pub(super) fn of(args: &ServeArgs) -> Outcome<Self> {
         let mut sources: Vec<(String, Option<PathBuf>)> = Vec::new();
         for model in args.models() {
@@ -146,13 +146,13 @@ impl Models {
         }
     }
 
-    /// From here on, what happens to models is told.
+    /// From here on, model events are reported.
     pub(super) fn serve(&self) {
         self.serving.store(true, Ordering::Release);
     }
 }
 
-/// Packed weights on their way to the cache, of all models.
+/// Packed weights of all models that are still to be written to the cache.
 #[derive(Default)]
 struct Writing(Mutex<Vec<KeptWeights>>);
 
@@ -225,16 +225,16 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     } = models;
     let places = *places;
     let opened = source
-        .map(|path| open::source(path, &args.hub))
+        .map(|path| load_model::source(path, &args.hub))
         .transpose()?;
     let model = match opened {
         Some(source) if is_encoder(&source) => return start_encoder(args, source),
         Some(source) if is_whisper(&source) => return start_speech(args, source),
         Some(source) => read_model(source)?,
-        None => open::model(None, &args.hub)?,
+        None => load_model::model(None, &args.hub)?,
     };
-    let tokenizer = Arc::new(open::tokenizer_of(&model)?);
-    let template = open::template_of(&model, &tokenizer)?;
+    let tokenizer = Arc::new(load_model::tokenizer_of(&model)?);
+    let template = load_model::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
     let (runners, context, vision) = load(args, &model, &tokenizer, (writing, places))?;
     let settings = EngineConfig {
@@ -245,7 +245,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         state_stride: args.checkpoint_every as usize,
         offload: offload.clone().map(|store| EngineOffload {
             store,
-            model: open::identity(&model),
+            model: load_model::identity(&model),
         }),
         ..EngineConfig::default()
     };
@@ -291,7 +291,7 @@ fn load(
     tokenizer: &Tokenizer,
     (writing, places): (&Writing, u64),
 ) -> Outcome<(Runners, usize, Option<ServedVision>)> {
-    let kv = open::kv_dtype(model, &args.cache);
+    let kv = load_model::kv_dtype(model, &args.cache);
     let device = args.device.open(model)?;
     let drafts = drafts(args, model)?;
     let mut draft = match &drafts {
@@ -316,7 +316,7 @@ fn load(
         }),
         Drafts::None | Drafts::Model(_) => None,
     };
-    let mut loaded = open::load_on(&device, &args.weights, model, (sizes, kv), head)?;
+    let mut loaded = load_model::load_on(&device, &args.weights, model, (sizes, kv), head)?;
     if let (Drafts::Head(head), Some(runner)) = (&drafts, loaded.head.take()) {
         draft = Some(DraftRunner {
             runner,
@@ -376,7 +376,7 @@ fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> 
     check_encoder_flags(args)?;
     let mut model = read_encoder(source)?;
     model.dtype = args.dtype.into();
-    let encoder = encode::load(&model, &args.device.device, &mut |_, _| ())?;
+    let encoder = embed::load(&model, &args.device.device, &mut |_, _| ())?;
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
     let engine = TaskEngine::start(encoder, task_config(args))?;
@@ -412,7 +412,7 @@ fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
         revision: None,
         ..args.hub.clone()
     };
-    let source = open::source(path, &hub)?;
+    let source = load_model::source(path, &hub)?;
     Ok(match is_eagle3(&source) {
         true => Drafts::Head(Box::new(read_eagle3(source, model)?)),
         false => Drafts::Model(Box::new(read_model(source)?)),
@@ -436,7 +436,7 @@ fn draft_runner(
     tokenizer: &Tokenizer,
     places: u64,
 ) -> Outcome<DraftRunner> {
-    let own = open::tokenizer_of(model)?;
+    let own = load_model::tokenizer_of(model)?;
     let size = u32::try_from(model.spec.vocab_size).unwrap_or(u32::MAX);
     let differs = |&id: &TokenId| own.token_bytes(id) != tokenizer.token_bytes(id);
     if let Some(id) = (0..size).find(differs) {
@@ -449,11 +449,11 @@ fn draft_runner(
             "{path}: token {id} is another than the model's\nhint: a draft model needs the same vocabulary"
         )));
     }
-    let kv = open::kv_dtype(model, &args.cache);
+    let kv = load_model::kv_dtype(model, &args.cache);
     let device = device.last_device().clone();
     let device = &Placement::on(device, model);
     let sizes = sizes(args, model, device, kv, places);
-    let loaded = open::load_on(device, &args.weights, model, (sizes, kv), None)?;
+    let loaded = load_model::load_on(device, &args.weights, model, (sizes, kv), None)?;
     Ok(DraftRunner {
         runner: writing.runner_of(loaded),
         tokens: args.draft_tokens.into(),
@@ -463,14 +463,14 @@ fn draft_runner(
 
 /// What holds where a request says nothing: the model's recommendation, else OpenAI's defaults.
 fn sampling(model: &Model) -> Outcome<SamplingParams> {
-    let advice = generation::advice(model)?;
+    let recommended = generation::recommended_sampling(model)?;
     Ok(SamplingParams {
-        temperature: advice.temperature.unwrap_or(1.0),
-        top_k: advice.top_k.unwrap_or(0),
-        top_p: advice.top_p.unwrap_or(1.0),
-        min_p: advice.min_p.unwrap_or(0.0),
-        repeat_penalty: advice.repeat_penalty.unwrap_or(1.0),
-        repeat_last_n: look_back(advice.repeat_last_n.unwrap_or(-1)),
+        temperature: recommended.temperature.unwrap_or(1.0),
+        top_k: recommended.top_k.unwrap_or(0),
+        top_p: recommended.top_p.unwrap_or(1.0),
+        min_p: recommended.min_p.unwrap_or(0.0),
+        repeat_penalty: recommended.repeat_penalty.unwrap_or(1.0),
+        repeat_last_n: look_back(recommended.repeat_last_n.unwrap_or(-1)),
         ..SamplingParams::default()
     })
 }
@@ -485,7 +485,7 @@ fn sizes(
     kv: KvDtype,
     places: u64,
 ) -> RunnerConfig {
-    let context = open::context(model, args.cache.context, 0);
+    let context = load_model::context(model, args.cache.context, 0);
     let max_seqs = usize::from(args.max_seqs);
     let drafter = args.draft_model.is_some() || args.draft_mtp;
     let drafted = if drafter { args.draft_tokens } else { 0 };
@@ -543,7 +543,7 @@ mod tests {
         // Tensors stay where they are aligned.
         let rest = 64 - more.len() - entry("", 0).len();
         more.extend(entry(&"x".repeat(rest), 0));
-        let (head, tail) = open::DEMO.split_at(24);
+        let (head, tail) = load_model::DEMO.split_at(24);
         let (head, count) = head.split_at(16);
         let count = u64::from_le_bytes(count.try_into().unwrap()) + 2;
         let bytes = [head, &count.to_le_bytes(), &more, tail].concat();

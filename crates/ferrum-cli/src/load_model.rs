@@ -19,7 +19,7 @@ use std::path::Path;
 /// A small chat model that answers without any download.
 pub(crate) static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
 
-/// Longest context that is allocated when nobody asks for more.
+/// Longest context that is allocated by default.
 const DEFAULT_CONTEXT: usize = 4096;
 
 /// The demo model.
@@ -201,7 +201,7 @@ pub(crate) fn load_sized(
     kv: KvDtype,
     sizes: impl FnOnce(&Placement) -> RunnerConfig,
 ) -> Outcome<(Loaded, Placement)> {
-    // A wrong folder is told before a large model is loaded.
+    // A wrong folder fails before a large model is loaded.
     let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
     let placement = device.open(model)?;
     let sizes = (sizes(&placement), kv);
@@ -254,7 +254,7 @@ pub(crate) fn load_on(
     })
 }
 
-/// Token ids from the command line, held against the vocabulary.
+/// Checks token ids from the command line against the vocabulary.
 pub(crate) fn check_tokens(tokens: &[TokenId], vocab: usize) -> Outcome {
     match tokens.iter().find(|&&t| t as usize >= vocab) {
         Some(bad) => {

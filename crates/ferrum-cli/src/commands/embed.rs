@@ -3,7 +3,7 @@
 use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, HubArgs, RerankArgs};
 use crate::failure::{Failure, Outcome};
 use crate::input;
-use crate::open;
+use crate::load_model;
 use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
 use ferrum_formats::ModelSource;
@@ -87,7 +87,7 @@ fn tell_cut(cut: usize, what: &str, most: usize) {
 }
 
 fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs, dtype: DtypeArgs) -> Outcome<Encoder> {
-    let mut model = read_encoder(open::source(path, hub)?)?;
+    let mut model = read_encoder(load_model::source(path, hub)?)?;
     model.dtype = dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, device, &mut |done, total| bar.set(done, total))
@@ -103,7 +103,7 @@ pub(crate) fn load(
         ModelSource::Hf(folder) => Tokenizer::from_hf_dir(&folder.dir)?,
         ModelSource::Gguf(gguf) => Tokenizer::from_gguf(gguf)?,
     };
-    // Texts are short, and a GPU would wait for the host between batches; whoever has one names it.
+    // Texts are short, and a GPU would wait for the host between batches: it is used only if named.
     let kind = match device.backend {
         BackendKind::Auto => BackendKind::Cpu,
         kind => kind,

@@ -3,8 +3,8 @@
 use crate::args::{DetokenizeArgs, TokenizeArgs};
 use crate::failure::Outcome;
 use crate::input;
+use crate::load_model;
 use crate::model_argument::model_and_text;
-use crate::open;
 use crate::ui::show;
 use ferrum_formats::tokenizer::EncodeOptions;
 use serde_json::json;
@@ -17,7 +17,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
         "text",
         &args.hub,
     )?;
-    let tokenizer = open::tokenizer(words.model.as_deref(), &args.hub)?;
+    let tokenizer = load_model::tokenizer(words.model.as_deref(), &args.hub)?;
     let text = match words.text {
         Some(text) if text != "-" => text,
         _ => input::read_stdin()?,
@@ -35,8 +35,8 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> Outcome {
 }
 
 pub(crate) fn detokenize(args: &DetokenizeArgs) -> Outcome {
-    let tokenizer = open::tokenizer(args.model.path(), &args.hub)?;
-    open::check_tokens(&args.tokens, tokenizer.vocab_size())?;
+    let tokenizer = load_model::tokenizer(args.model.path(), &args.hub)?;
+    load_model::check_tokens(&args.tokens, tokenizer.vocab_size())?;
     show(&format!(
         "{}\n",
         tokenizer.decode(&args.tokens, args.skip_special)
