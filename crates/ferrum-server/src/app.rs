@@ -11,13 +11,13 @@ use crate::models::{AnyLease, Lease, ModelLoader, Models};
 use crate::multipart::{self, Form};
 use crate::otlp::Exporter;
 use crate::page::Page;
-use crate::readers::Readers;
+use crate::parse_threads::ParseThreads;
 use crate::record::RequestRecord;
 use crate::request::Body;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
 use crate::serve::Reserved;
-use crate::served::Served;
+use crate::served::LoadedHandle;
 use crate::store::ResponseStore;
 use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
@@ -42,7 +42,7 @@ pub(crate) struct App {
     http: HttpCounts,
     pub(crate) metrics: Registry,
     bodies: BodyBudget,
-    readers: Readers,
+    parse_threads: ParseThreads,
     pub(crate) page: Page,
     /// Takes traces, if somebody wants them.
     pub(crate) exporter: Option<Exporter>,
@@ -64,7 +64,7 @@ impl App {
             models,
             responses: ResponseStore::new(config.max_stored_bytes),
             bodies: BodyBudget::new(config.max_body_bytes, config.max_bodies_bytes),
-            readers: Readers::new(),
+            parse_threads: ParseThreads::new(),
             config,
             http,
             page: Page::new(),
@@ -91,7 +91,7 @@ impl App {
     ) -> Result<T, ApiError> {
         let body = self.fields(request).await?;
         let lease = self.lease_any(body.text("model")?.as_deref()).await?;
-        let (read, _) = self.parse(body, lease.sort(), parse).await?;
+        let (read, _) = self.parse(body, lease.by_kind(), parse).await?;
         Ok(read)
     }
 
@@ -108,7 +108,7 @@ impl App {
             let read = parse(&mut body)?;
             Ok((read, body.finish(strict)?))
         };
-        let (read, ignored) = self.readers.run(bytes, work).await?;
+        let (read, ignored) = self.parse_threads.run(bytes, work).await?;
         note_ignored(ignored);
         Ok(read)
     }
@@ -119,7 +119,7 @@ impl App {
         let (bytes, paid) = self.body(request).await?;
         let length = bytes.len();
         let work = move || Body::new(bytes.into(), paid);
-        let body = self.readers.run(length, work).await?;
+        let body = self.parse_threads.run(length, work).await?;
         let urgent = || body.value("priority").as_f64().is_some_and(|p| p > 0.0);
         if rights.is_some_and(|rights| !rights.priority) && urgent() {
             let message = "priority: this API key may not ask for a priority above 0";
@@ -140,7 +140,10 @@ impl App {
     ///
     /// # Errors
     /// Those of [`Models::lease_any`].
-    pub(crate) async fn lease_any(&self, asked: Option<&str>) -> Result<Lease<Served>, ApiError> {
+    pub(crate) async fn lease_any(
+        &self,
+        asked: Option<&str>,
+    ) -> Result<Lease<LoadedHandle>, ApiError> {
         let record = RequestRecord::current();
         if let (Some(record), Some(asked)) = (&record, asked) {
             // Also where no model has this name.
@@ -178,7 +181,7 @@ impl App {
             let read = parse(&app, &lease, &mut body)?;
             Ok((read, lease, body.finish(app.config.strict)?))
         };
-        let (read, lease, ignored) = self.readers.run(bytes, work).await?;
+        let (read, lease, ignored) = self.parse_threads.run(bytes, work).await?;
         note_ignored(ignored);
         Ok((read, lease))
     }
@@ -210,7 +213,7 @@ impl App {
         bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.readers.run(bytes, work).await
+        self.parse_threads.run(bytes, work).await
     }
 
     async fn body(&self, request: Request) -> Result<(Bytes, BodyPermits), ApiError> {

@@ -1,11 +1,8 @@
-//! The bodies of requests on their way into memory: one bound for each, and one for all together.
+//! Limits request bodies: one limit per body, one for all.
 //!
-//! A body pays for its bytes as they come, so whoever announces a long one and sends nothing takes nothing from
-//! others. Short bodies are free: connections bound them, and long ones of others cannot keep them out.
-//!
-//! Taken apart, a body is many times as long: the values of `[1,1,…]` take sixteen times its bytes. So a body pays again
-//! before that happens, by how many values there are, out of as large a budget. All that was paid comes back when the
-//! request has been taken apart, or is gone.
+//! Memory permits are acquired as bytes arrive, so announcing a long body reserves nothing; short bodies need none.
+//! Parsed JSON can take 16 times its text, so further permits are acquired by value count before parsing. All are
+//! released when the request has been parsed.
 
 use crate::error::ApiError;
 use axum::body::{Body, Bytes};
@@ -17,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-/// Bytes of a body that are free, and by which it pays for more.
+/// Bytes of a body that need no permit, and bytes of a permit.
 const STEP: usize = 64 << 10;
 
 /// How long a body waits for others in all.
@@ -26,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes that a value of JSON takes beside its text, about.
 const VALUE: usize = 32;
 
-/// Memory that a body has paid for: its bytes, and its values.
+/// Memory permits of a body: for its bytes, and for its values.
 pub(crate) type BodyPermits = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
 
 /// See the [module](self).
@@ -60,7 +57,7 @@ impl BodyBudget {
     /// # Errors
     /// 413 when it is too long, 503 when others leave it no room for a while.
     pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, BodyPermits), ApiError> {
-        let (mut bytes, mut paid, mut room) = (Vec::new(), None, STEP);
+        let (mut bytes, mut permits, mut room) = (Vec::new(), None, STEP);
         let (mut length, mut values) = (0, 0);
         let (mut patience, mut refusal) = (PATIENCE, None);
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -77,8 +74,8 @@ impl BodyBudget {
                 continue;
             }
             while length > room && refusal.is_none() {
-                match pay(&self.bytes, 1, &mut patience).await {
-                    Ok(step) => add(&mut paid, step),
+                match acquire(&self.bytes, 1, &mut patience).await {
+                    Ok(step) => add(&mut permits, step),
                     Err(error) => refusal = Some(error),
                 }
                 room += STEP;
@@ -91,21 +88,21 @@ impl BodyBudget {
                 }
                 // The rest is read and dropped: to a client that is still sending, a refusal would be a broken
                 // connection.
-                Some(_) => (bytes, paid) = (Vec::new(), None),
+                Some(_) => (bytes, permits) = (Vec::new(), None),
             }
         }
         if let Some(refusal) = refusal {
             return Err(refusal);
         }
-        let Some(of_bytes) = paid else {
+        let Some(of_bytes) = permits else {
             return Ok((bytes.into(), None));
         };
-        let of_values = pay(&self.values, self.price(values), &mut patience).await?;
+        let of_values = acquire(&self.values, self.permits_for(values), &mut patience).await?;
         Ok((bytes.into(), Some((of_bytes, of_values))))
     }
 
     /// Steps that so many values take, but never more than there are: alone, every body is taken.
-    fn price(&self, values: usize) -> u32 {
+    fn permits_for(&self, values: usize) -> u32 {
         let steps = values.saturating_mul(VALUE).div_ceil(STEP);
         u32::try_from(steps).unwrap_or(u32::MAX).min(self.budget)
     }
@@ -121,15 +118,15 @@ fn count_values(text: &[u8]) -> usize {
     stretches.sum()
 }
 
-fn add(paid: &mut Option<OwnedSemaphorePermit>, step: OwnedSemaphorePermit) {
-    match paid {
-        Some(paid) => paid.merge(step),
-        None => *paid = Some(step),
+fn add(permits: &mut Option<OwnedSemaphorePermit>, step: OwnedSemaphorePermit) {
+    match permits {
+        Some(permits) => permits.merge(step),
+        None => *permits = Some(step),
     }
 }
 
 /// Takes permits, waiting no longer than `patience`, of which the time is taken.
-async fn pay(
+async fn acquire(
     budget: &Arc<Semaphore>,
     steps: u32,
     patience: &mut Duration,
@@ -150,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_pays_for_its_values() {
+    fn a_body_needs_permits_for_its_values() {
         let bodies = BodyBudget::new(1 << 20, 16 << 20);
-        let price = |text: &str| bodies.price(count_values(text.as_bytes()));
-        assert_eq!(price(&format!("\"{}\"", "x".repeat(1 << 20))), 0);
+        let permits = |text: &str| bodies.permits_for(count_values(text.as_bytes()));
+        assert_eq!(permits(&format!("\"{}\"", "x".repeat(1 << 20))), 0);
         // 32 bytes for each of the numbers.
-        assert_eq!(price(&"1,".repeat(1 << 17)), 64);
-        assert_eq!(price(&",".repeat(1 << 20)), 256);
+        assert_eq!(permits(&"1,".repeat(1 << 17)), 64);
+        assert_eq!(permits(&",".repeat(1 << 20)), 256);
         assert_eq!(count_values(br#"{"a": [1, 2.5, {}], "b": ""}"#), 8);
     }
 }

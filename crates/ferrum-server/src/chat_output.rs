@@ -1,19 +1,18 @@
-//! The answers of a chat model, told apart as they come: what each event adds to which answer, in no
-//! API's shape yet.
+//! Chat output: turns generation events into API-independent deltas.
 
-use crate::answers::{Answers, Next, TextChunk};
 use crate::app::fresh_id;
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
+use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
 use crate::output::{Delta, OutputParser};
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
 use serde_json::{Value, json};
 
-/// Why an answer ended.
+/// Why a choice ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum End {
+pub(crate) enum ChatFinish {
     /// By itself, or at this stop string.
     Stop(Option<String>),
     /// It was long enough.
@@ -22,16 +21,16 @@ pub(crate) enum End {
     Calls,
 }
 
-/// What an event adds to an answer.
+/// What a text chunk adds to a choice.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct ChatOutputDelta {
     /// Whether it is the first of its answer.
     pub(crate) first: bool,
     pub(crate) deltas: Vec<Delta>,
     /// Whether it is a token that only added to reasoning.
     pub(crate) is_reasoning: bool,
     pub(crate) logprobs: Option<Logprobs>,
-    pub(crate) end: Option<End>,
+    pub(crate) finish: Option<ChatFinish>,
 }
 
 /// All answers to a request.
@@ -52,8 +51,8 @@ impl ChatOutput {
         }
     }
 
-    /// Takes what came of an answer.
-    pub(crate) fn part(&mut self, mut piece: TextChunk) -> Part {
+    /// Consumes one text chunk and returns the deltas it causes.
+    pub(crate) fn push(&mut self, mut piece: TextChunk) -> ChatOutputDelta {
         let stop = piece.stop_string();
         let parser = &mut self.parsers[piece.index];
         let first = !std::mem::replace(&mut self.started[piece.index], true);
@@ -68,34 +67,34 @@ impl ChatOutput {
             *reasons = matches!(last, Delta::Reasoning(_));
         }
         let finish = piece.finish;
-        Part {
+        ChatOutputDelta {
             first,
             deltas,
             is_reasoning: finish.is_none() && *reasons,
             // Chats list what was said.
             logprobs: piece.logprobs.filter(|_| finish.is_none()),
-            end: finish.map(|reason| match reason {
-                FinishReason::Length => End::Length,
-                _ if has_calls => End::Calls,
-                _ => End::Stop(stop),
+            finish: finish.map(|reason| match reason {
+                FinishReason::Length => ChatFinish::Length,
+                _ if has_calls => ChatFinish::Calls,
+                _ => ChatFinish::Stop(stop),
             }),
         }
     }
 }
 
-/// What a stretch of an answer is.
+/// Kind of a block.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum BlockKind {
     Reasoning,
     Text,
     /// A call of this function; its text are the arguments.
     Call(String),
 }
 
-/// A stretch of an answer of one kind.
+/// Consecutive output of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Block {
-    pub(crate) kind: Kind,
+    pub(crate) kind: BlockKind,
     /// A part of names that no other block has.
     pub(crate) tag: String,
     pub(crate) text: String,
@@ -111,13 +110,13 @@ impl Block {
     }
 }
 
-/// What happens to the last block.
+/// A change of the last block.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Change {
-    Begins,
+pub(crate) enum BlockEvent {
+    Start,
     /// By this text, of these tokens where their log-probabilities were asked for.
-    Grows(String, Vec<Logprobs>),
-    Ends,
+    Delta(String, Vec<Logprobs>),
+    Stop,
 }
 
 /// One answer as blocks, one after the other.
@@ -129,7 +128,7 @@ pub(crate) struct Blocks {
     pending: Vec<Logprobs>,
     /// Tokens that only added to reasoning.
     reasoning_tokens: usize,
-    end: Option<End>,
+    finish: Option<ChatFinish>,
 }
 
 impl Blocks {
@@ -142,59 +141,63 @@ impl Blocks {
     }
 
     /// Why it ended.
-    pub(crate) fn end(&self) -> Option<&End> {
-        self.end.as_ref()
+    pub(crate) fn finish(&self) -> Option<&ChatFinish> {
+        self.finish.as_ref()
     }
 
-    /// Takes a part, and tells of each change with the place of the block.
-    pub(crate) fn add(&mut self, part: Part, mut tell: impl FnMut(usize, &Block, Change)) {
-        self.reasoning_tokens += usize::from(part.is_reasoning);
+    /// Applies a delta and emits an event for each changed block, with the block's index.
+    pub(crate) fn add(
+        &mut self,
+        delta: ChatOutputDelta,
+        mut emit: impl FnMut(usize, &Block, BlockEvent),
+    ) {
+        self.reasoning_tokens += usize::from(delta.is_reasoning);
         // Those of reasoning and of marks are not listed.
-        let mut own = part.logprobs.filter(|_| !part.is_reasoning);
-        if part.deltas.is_empty() {
+        let mut own = delta.logprobs.filter(|_| !delta.is_reasoning);
+        if delta.deltas.is_empty() {
             self.pending.extend(own.take());
         }
-        for delta in part.deltas {
+        for change in delta.deltas {
             let mut logprobs = std::mem::take(&mut self.pending);
-            match &delta {
+            match &change {
                 Delta::Content(_) => logprobs.extend(own.take()),
                 _ => logprobs.clear(),
             }
-            let (kind, text) = match delta {
-                Delta::Reasoning(text) => (Some(Kind::Reasoning), text),
-                Delta::Content(text) => (Some(Kind::Text), text),
-                Delta::CallBegins(_, name) => (Some(Kind::Call(name)), String::new()),
+            let (kind, text) = match change {
+                Delta::Reasoning(text) => (Some(BlockKind::Reasoning), text),
+                Delta::Content(text) => (Some(BlockKind::Text), text),
+                Delta::CallBegins(_, name) => (Some(BlockKind::Call(name)), String::new()),
                 Delta::CallArguments(_, text) => (None, text),
             };
             if let Some(kind) = kind {
-                self.turn_to(kind, &mut tell);
+                self.turn_to(kind, &mut emit);
             }
-            self.grow(text, logprobs, &mut tell);
+            self.grow(text, logprobs, &mut emit);
         }
-        if part.end.is_some() {
+        if delta.finish.is_some() {
             if self.list.is_empty() {
                 // Clients look at the first block without asking whether there is one.
-                self.turn_to(Kind::Text, &mut tell);
+                self.turn_to(BlockKind::Text, &mut emit);
             }
-            self.close(&mut tell);
-            self.end = part.end;
+            self.close(&mut emit);
+            self.finish = delta.finish;
         }
     }
 
     /// Goes on with a block of this kind.
-    fn turn_to(&mut self, kind: Kind, tell: &mut impl FnMut(usize, &Block, Change)) {
-        let same = |block: &Block| block.kind == kind && !matches!(kind, Kind::Call(_));
+    fn turn_to(&mut self, kind: BlockKind, emit: &mut impl FnMut(usize, &Block, BlockEvent)) {
+        let same = |block: &Block| block.kind == kind && !matches!(kind, BlockKind::Call(_));
         if self.is_open && self.list.last().is_some_and(same) {
             return;
         }
-        self.close(tell);
+        self.close(emit);
         let block = Block {
             kind,
             tag: fresh_id(""),
             text: String::new(),
             logprobs: Vec::new(),
         };
-        tell(self.list.len(), &block, Change::Begins);
+        emit(self.list.len(), &block, BlockEvent::Start);
         self.list.push(block);
         self.is_open = true;
     }
@@ -203,7 +206,7 @@ impl Blocks {
         &mut self,
         text: String,
         logprobs: Vec<Logprobs>,
-        tell: &mut impl FnMut(usize, &Block, Change),
+        emit: &mut impl FnMut(usize, &Block, BlockEvent),
     ) {
         let at = self.list.len().saturating_sub(1);
         if let Some(block) = self.list.last_mut()
@@ -211,32 +214,32 @@ impl Blocks {
         {
             block.text.push_str(&text);
             block.logprobs.extend_from_slice(&logprobs);
-            tell(at, block, Change::Grows(text, logprobs));
+            emit(at, block, BlockEvent::Delta(text, logprobs));
         }
     }
 
-    fn close(&mut self, tell: &mut impl FnMut(usize, &Block, Change)) {
+    fn close(&mut self, emit: &mut impl FnMut(usize, &Block, BlockEvent)) {
         if let Some(block) = self.list.last()
             && std::mem::take(&mut self.is_open)
         {
-            tell(self.list.len() - 1, block, Change::Ends);
+            emit(self.list.len() - 1, block, BlockEvent::Stop);
         }
     }
 }
 
 /// Waits for an answer of which there is one.
 pub(crate) async fn whole(
-    answers: &mut Answers,
+    answers: &mut GenerationStream,
     mut output: ChatOutput,
 ) -> Result<(Blocks, Usage), ApiError> {
     let mut blocks = Blocks::default();
     let mut usage = Usage::default();
-    while let Some(next) = answers.next().await {
-        match next {
-            Next::Failed(error) => return Err(error),
-            Next::Done(total) => usage = total,
-            Next::Prompt(..) | Next::Embedding(..) => {}
-            Next::TextChunk(piece) => blocks.add(output.part(piece), |_, _, _| ()),
+    while let Some(event) = answers.next().await {
+        match event {
+            GenerationEvent::Failed(error) => return Err(error),
+            GenerationEvent::Done(total) => usage = total,
+            GenerationEvent::Prompt(..) | GenerationEvent::Embedding(..) => {}
+            GenerationEvent::TextChunk(piece) => blocks.add(output.push(piece), |_, _, _| ()),
         }
     }
     Ok((blocks, usage))
@@ -245,7 +248,7 @@ pub(crate) async fn whole(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::Timings;
+    use crate::generation_stream::Timings;
     use crate::output::OutputFormat;
 
     const TEXT: &str = "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"b\"";
@@ -262,11 +265,11 @@ mod tests {
         }
     }
 
-    /// The blocks of an answer in these pieces, after holding what was told against them.
+    /// The blocks of these chunks, after a check that the emitted events agree with them.
     fn blocks<'a>(
         pieces: impl IntoIterator<Item = &'a str>,
         finish: FinishReason,
-    ) -> Vec<(Kind, String)> {
+    ) -> Vec<(BlockKind, String)> {
         let prompt = ChatPrompt {
             must_call: false,
             images: Vec::new(),
@@ -282,14 +285,14 @@ mod tests {
         let mut told: Vec<(String, bool)> = Vec::new();
         let pieces = pieces.into_iter().map(|text| piece(text, None));
         for piece in pieces.chain([piece("", Some(finish))]) {
-            blocks.add(output.part(piece), |at, _, change| match change {
-                Change::Begins => {
+            blocks.add(output.push(piece), |at, _, event| match event {
+                BlockEvent::Start => {
                     assert!(told.iter().all(|(_, ended)| *ended));
                     assert_eq!(at, told.len());
                     told.push((String::new(), false));
                 }
-                Change::Grows(text, _) => told[at].0 += &text,
-                Change::Ends => told[at].1 = true,
+                BlockEvent::Delta(text, _) => told[at].0 += &text,
+                BlockEvent::Stop => told[at].1 = true,
             });
         }
         let list = blocks.list().iter();
@@ -302,10 +305,10 @@ mod tests {
 
     #[test]
     fn kinds_of_text_become_blocks_wherever_pieces_end() {
-        let call = |name: &str| Kind::Call(name.into());
+        let call = |name: &str| BlockKind::Call(name.into());
         let mut expected = vec![
-            (Kind::Reasoning, "Hm.".to_owned()),
-            (Kind::Text, "Let me see.".to_owned()),
+            (BlockKind::Reasoning, "Hm.".to_owned()),
+            (BlockKind::Text, "Let me see.".to_owned()),
             (call("f"), "{\"a\": 1}".to_owned()),
             (call("g"), "{\"b\"".to_owned()),
         ];
@@ -324,7 +327,7 @@ mod tests {
 
     #[test]
     fn an_answer_has_a_block() {
-        let empty = vec![(Kind::Text, String::new())];
+        let empty = vec![(BlockKind::Text, String::new())];
         assert_eq!(blocks([""], FinishReason::Stop), empty);
     }
 
@@ -336,7 +339,7 @@ mod tests {
             ("[1]", json!({})),
         ] {
             let block = Block {
-                kind: Kind::Call("f".into()),
+                kind: BlockKind::Call("f".into()),
                 tag: String::new(),
                 text: text.into(),
                 logprobs: Vec::new(),

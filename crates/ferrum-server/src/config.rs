@@ -32,8 +32,8 @@ pub struct ServerConfig {
     pub log_prompts: bool,
     /// Longest body of a request, in bytes.
     pub max_body_bytes: usize,
-    /// Most bytes of long bodies that are read or taken apart at a time, over all requests; at least one body of
-    /// full length is always taken.
+    /// Most bytes of long bodies that are read or parsed at a time, over all requests; at least one body of full length is
+    /// always accepted.
     pub max_bodies_bytes: usize,
     /// Most bytes of a request's line and headers.
     pub max_header_bytes: usize,
@@ -52,7 +52,7 @@ pub struct ServerConfig {
     pub lora_dir: Option<PathBuf>,
     /// Most LoRA adapters at a time.
     pub max_adapters: usize,
-    /// Most tokens to guess at a time from what a text already says (prompt lookup); 0: none.
+    /// Most tokens to draft at a time from what a text already says (prompt lookup); 0: none.
     pub lookup_tokens: usize,
     /// Most bytes of responses that are kept, for requests that go on from them; the oldest go first.
     pub max_stored_bytes: usize,
@@ -74,10 +74,10 @@ pub struct ServerConfig {
     pub max_loaded_models: Option<usize>,
     /// Most requests that wait for a model to be loaded; further ones are refused.
     pub max_waiting: usize,
-    /// How long a model that nobody uses stays loaded; `None`: for ever.
+    /// How long an idle model stays loaded; `None`: for ever.
     pub idle_unload: Option<Duration>,
     /// How long a model that is never idle keeps its place while another waits for one.
-    pub model_turn: Duration,
+    pub model_min_residency: Duration,
 }
 
 impl Default for ServerConfig {
@@ -113,7 +113,7 @@ impl Default for ServerConfig {
             max_loaded_models: None,
             max_waiting: 256,
             idle_unload: None,
-            model_turn: Duration::from_secs(10),
+            model_min_residency: Duration::from_secs(10),
         }
     }
 }

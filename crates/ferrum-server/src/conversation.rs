@@ -5,7 +5,7 @@ use crate::images::{self, PlacedImage};
 use crate::model::Model;
 use crate::output::{CallFormat, Function, Marks, OutputFormat, Thinking, name_calls};
 use crate::request;
-use crate::sampling::Wanted;
+use crate::sampling::GenerationOptions;
 use crate::structured::ChatForm;
 use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
@@ -151,7 +151,7 @@ fn reasons(source: &str) -> bool {
         || CallFormat::of_template(source).is_some_and(CallFormat::has_channels)
 }
 
-/// What the engine gets, and how to read what comes of it.
+/// Prompt tokens and images, and the output format for parsing the response.
 #[derive(Debug)]
 pub(crate) struct ChatPrompt {
     pub(crate) tokens: Vec<TokenId>,
@@ -205,7 +205,7 @@ impl Conversation {
             };
             for text in texts {
                 if let Value::String(text) = text
-                    && let Cow::Owned(marked) = model.spelled().mark(text)
+                    && let Cow::Owned(marked) = model.special_token_escaper().escape(text)
                 {
                     *text = marked;
                 }
@@ -238,14 +238,14 @@ impl Conversation {
         tools.filter_map(function).collect()
     }
 
-    /// The prompt for an answer, which `wanted` says more about and gets to know what it is held to. Without,
-    /// only the prompt is wanted.
+    /// The prompt for an answer. It completes `options`: truncation, grammar and shown tokens. Without them, only the
+    /// prompt is made.
     pub(crate) fn prompt(
         mut self,
         model: &Model,
         choice: &ToolChoice,
         parallel: bool,
-        wanted: Option<&mut Wanted>,
+        options: Option<&mut GenerationOptions>,
     ) -> Result<ChatPrompt, ApiError> {
         if *choice == ToolChoice::None {
             self.tools = None;
@@ -292,18 +292,18 @@ impl Conversation {
         let text = text + before.unwrap_or_default() + &self.prefill;
         let mut tokens = model.encode("messages", &text, EncodeOptions::PROMPT)?;
         let must_call = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
-        if let Some(wanted) = wanted {
-            let answer = wanted.least_answer();
-            wanted.truncation.apply(&mut tokens, model, answer);
+        if let Some(options) = options {
+            let answer = options.least_answer();
+            options.truncation.apply(&mut tokens, model, answer);
             let form = ChatForm {
                 output_format: output_format.clone(),
                 functions: &output_format.functions,
                 must_call,
-                structured: wanted.structured.as_ref(),
+                structured: options.structured.as_ref(),
             };
-            wanted.grammar = form.compile(model)?;
-            wanted.shown_tokens = shown_tokens(model, &output_format);
-            wanted.goes_on = !self.prefill.is_empty();
+            options.grammar = form.compile(model)?;
+            options.shown_tokens = shown_tokens(model, &output_format);
+            options.goes_on = !self.prefill.is_empty();
         }
         Ok(ChatPrompt {
             images: images::place(model, &tokens, seen)?,

@@ -127,7 +127,7 @@ impl ApiError {
 
     /// 503 about a model that could not be loaded; the next request tries again.
     pub(crate) fn not_loaded(model: &str, reason: &str) -> Self {
-        // Hints are for whoever runs the server.
+        // Hints are for the operator of the server.
         let reason = reason.lines().next().unwrap_or_default();
         let message = format!("the model {model:?} could not be loaded: {reason}");
         Self::unavailable(message).coded("model_not_loaded")
@@ -344,7 +344,7 @@ impl From<EngineError> for ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// In OpenAI's shape. The error goes along, for whoever gives it another.
+    /// In OpenAI's shape. The error is kept as an extension, for routes that use another shape.
     fn into_response(self) -> Response {
         let mut response = (self.status, axum::Json(self.body())).into_response();
         let header = match self.status {

@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// What stands around a gap, as tokens.
 #[derive(Debug, Default)]
-pub(crate) struct Gap {
+pub(crate) struct FimParts {
     pub(crate) prefix: Vec<TokenId>,
     pub(crate) suffix: Vec<TokenId>,
     /// Other files; see [`repository`].
@@ -36,7 +36,7 @@ pub(crate) fn tokens<'m>(model: &'m Model, param: &str) -> Result<&'m FimTokens>
 /// The tokens of the text before a gap.
 pub(crate) fn prefix(model: &Model, param: &str, text: &str) -> Result<Vec<TokenId>> {
     let mut tokens = Vec::new();
-    for part in apart(model, text) {
+    for part in split_fim_tokens(model, text) {
         tokens.extend(match tokens.is_empty() {
             true => model.encode(param, part, EncodeOptions::PLAIN)?,
             false => continued(model, param, part)?,
@@ -48,7 +48,7 @@ pub(crate) fn prefix(model: &Model, param: &str, text: &str) -> Result<Vec<Token
 /// The tokens of the text after a gap, which begins in the middle of a text.
 pub(crate) fn suffix(model: &Model, param: &str, text: &str) -> Result<Vec<TokenId>> {
     let mut tokens = Vec::new();
-    for part in apart(model, text) {
+    for part in split_fim_tokens(model, text) {
         tokens.extend(continued(model, param, part)?);
     }
     Ok(tokens)
@@ -56,7 +56,7 @@ pub(crate) fn suffix(model: &Model, param: &str, text: &str) -> Result<Vec<Token
 
 /// The text in parts, such that no part spells a token that fills in the middle: some files have those tokens as
 /// words, which plain text would become.
-fn apart<'t>(model: &Model, text: &'t str) -> Vec<&'t str> {
+fn split_fim_tokens<'t>(model: &Model, text: &'t str) -> Vec<&'t str> {
     let ids = model.fim().into_iter().flat_map(|fim| &fim.ends);
     let mut cuts = Vec::new();
     for &id in ids {
@@ -151,7 +151,7 @@ pub(crate) fn repository(
 pub(crate) fn prompt(
     model: &Model,
     fim: &FimTokens,
-    gap: &Gap,
+    parts: &FimParts,
     max_tokens: usize,
 ) -> Result<Vec<TokenId>> {
     let begin = first_token(model)?;
@@ -160,10 +160,10 @@ pub(crate) fn prompt(
     // Whoever asks for as much as fits leaves most of the context to the prompt.
     let answer = max_tokens.min(context / 4).max(1);
     let room = context.saturating_sub(marks + answer);
-    let kept = Kept::of(gap, room);
-    let before = &gap.prefix[gap.prefix.len() - kept.prefix..];
-    let after = &gap.suffix[..kept.suffix];
-    let extra = &gap.extra[gap.extra.len() - kept.extra..];
+    let kept = Kept::of(parts, room);
+    let before = &parts.prefix[parts.prefix.len() - kept.prefix..];
+    let after = &parts.suffix[..kept.suffix];
+    let extra = &parts.extra[parts.extra.len() - kept.extra..];
     let (prefix, suffix) = ((fim.prefix, before), (fim.suffix, after));
     let parts = match fim.suffix_first {
         true => [suffix, prefix],
@@ -198,14 +198,14 @@ struct Kept {
 impl Kept {
     /// Of too long a text three quarters are from before the gap, as far as there is so much; other files have what
     /// is left.
-    fn of(gap: &Gap, room: usize) -> Self {
-        let (prefix, suffix) = (gap.prefix.len(), gap.suffix.len());
+    fn of(parts: &FimParts, room: usize) -> Self {
+        let (prefix, suffix) = (parts.prefix.len(), parts.suffix.len());
         let suffix = suffix.min((room / 4).max(room.saturating_sub(prefix)));
         let prefix = prefix.min(room - suffix);
         Self {
             prefix,
             suffix,
-            extra: gap.extra.len().min(room - suffix - prefix),
+            extra: parts.extra.len().min(room - suffix - prefix),
         }
     }
 }
@@ -243,13 +243,13 @@ mod tests {
         served.tokenizer = Arc::new(Tokenizer::from_gguf_vocab(&vocab).unwrap());
         let model = Model::new(served);
         let id = |text: &str| model.served.tokenizer.token_id(text).unwrap();
-        let gap = Gap {
+        let parts = FimParts {
             prefix: prefix(&model, "prompt", "ab").unwrap(),
             suffix: suffix(&model, "suffix", "a b").unwrap(),
             extra: Vec::new(),
         };
         let marks = tokens_of(&model);
-        let found = prompt(&model, marks, &gap, 8).unwrap();
+        let found = prompt(&model, marks, &parts, 8).unwrap();
         let names = [
             "<s>", "▁<PRE>", "▁a", "b", "▁<SUF>", "a", "▁", "b", "▁<MID>",
         ];
@@ -273,12 +273,12 @@ mod tests {
             ([5, 5, 5], 0, [0, 0, 0]),
         ];
         for ([prefix, suffix, extra], room, expected) in cases {
-            let gap = Gap {
+            let parts = FimParts {
                 prefix: vec![0; prefix],
                 suffix: vec![0; suffix],
                 extra: vec![0; extra],
             };
-            let kept = Kept::of(&gap, room);
+            let kept = Kept::of(&parts, room);
             assert_eq!([kept.prefix, kept.suffix, kept.extra], expected);
         }
     }

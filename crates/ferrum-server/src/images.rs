@@ -7,7 +7,7 @@
 
 use crate::error::ApiError;
 use crate::model::Model;
-use crate::spelled;
+use crate::special_token_escape;
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::DecodePaddingMode;
@@ -199,7 +199,9 @@ fn file(field: &str, url: Option<String>) -> Result<Vec<u8>> {
 pub(crate) fn expand(model: &Model, text: String, images: usize) -> Result<String> {
     match &model.served.vision {
         Some(vision) if images > 0 => {
-            let text = vision.prompt.expand(&text, Some(spelled::OPEN), images);
+            let text = vision
+                .prompt
+                .expand(&text, Some(special_token_escape::OPEN), images);
             text.map_err(|e| ApiError::invalid("messages", e.to_string()))
         }
         _ => Ok(text),
@@ -231,7 +233,7 @@ pub(crate) fn place(
 }
 
 /// Has the tower compute images, within the time that is left for the answer.
-pub(crate) async fn see(
+pub(crate) async fn embed_images(
     model: &Model,
     images: Vec<PlacedImage>,
     (priority, left): (i8, Duration),
@@ -239,18 +241,18 @@ pub(crate) async fn see(
     let Some(vision) = model.served.vision.as_ref().filter(|_| !images.is_empty()) else {
         return Ok(Vec::new());
     };
-    let mut seen = Vec::with_capacity(images.len());
+    let mut embedded = Vec::with_capacity(images.len());
     let all = async {
         for PlacedImage { start, task } in images {
             let image = vision.engine.ask(task, priority).await?.answer;
-            seen.push(PromptImage { start, image });
+            embedded.push(PromptImage { start, image });
         }
         Ok::<(), ApiError>(())
     };
     timeout(left, all)
         .await
         .map_err(|_| ApiError::timeout())??;
-    Ok(seen)
+    Ok(embedded)
 }
 
 #[cfg(test)]

@@ -1,20 +1,17 @@
 //! The HTTP server: OpenAI's and Anthropic's routes over engines, one for each loaded model.
 //!
-//! This room knows HTTP, JSON and the shapes that clients expect. It has a tokenizer and a template to
-//! turn requests into tokens, and an [`EngineHandle`](ferrum_engine::EngineHandle) to hand them to; of
-//! devices, models' files and scheduling it knows nothing. Models are loaded by a [`ModelLoader`] that it
-//! is given.
+//! This crate handles HTTP, JSON and the API shapes, and does not know devices, model files or scheduling. It has a
+//! tokenizer and a template to turn requests into tokens, and an [`EngineHandle`](ferrum_engine::EngineHandle) to submit
+//! them to. Models are loaded by the [`ModelLoader`] that it is given.
 //!
-//! A request's life: `serve` accepts the connection, whose clocks are in `transport`, `record` takes note of what becomes of it for the access
-//! log, `app` checks the key and reads the body within its
-//! limits (`bodies`), `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
-//! `sampling`; what is left over is told), text becomes tokens on a thread that may block, the
-//! engine gives an event stream for each prompt, and `answers` merges them. The answer is either gathered
-//! whole or sent as server-sent events (`sse`), both in types of `response`. When the client goes away, its answers are dropped, and that
-//! cancels them.
+//! A request's life: `serve` accepts the connection, with timeouts in `transport`, `record` records it for the access
+//! log, `app` checks the key and reads the body within its limits (`body_budget`), `models` gives the model that it asks
+//! for, loaded if need be, a route reads it as types (`request`, `sampling`) and reports the fields that it ignores, text
+//! becomes tokens on a thread that may block, the engine gives an event stream for each prompt, and `generation_stream`
+//! merges them. The answer is either gathered whole or sent as server-sent events (`sse`), both in types of `response`.
+//! When the client disconnects, the stream is dropped, and that cancels its sequences.
 
 mod adapters;
-mod answers;
 mod app;
 mod auth;
 mod body_budget;
@@ -24,6 +21,7 @@ mod conversation;
 mod cors;
 mod error;
 mod fim;
+mod generation_stream;
 mod images;
 mod logprobs;
 mod metrics;
@@ -34,7 +32,7 @@ mod openapi;
 mod otlp;
 mod output;
 mod page;
-mod readers;
+mod parse_threads;
 mod record;
 mod request;
 mod request_id;
@@ -44,7 +42,7 @@ mod sampling;
 mod serve;
 mod served;
 mod slots;
-mod spelled;
+mod special_token_escape;
 mod sse;
 mod store;
 mod structured;

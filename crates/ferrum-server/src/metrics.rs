@@ -25,15 +25,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Upper bounds in seconds, as vLLM has them.
-const FIRST_TOKEN: &[f64] = &[
+const TTFT_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 ];
-const NEXT_TOKEN: &[f64] = &[
+const ITL_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
     5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-const WHOLE: &[f64] = &[
+const REQUEST_BUCKETS: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 ];
@@ -66,7 +66,7 @@ pub(crate) struct EndedPrompt {
     pub(crate) answers: Option<EndedAnswers>,
 }
 
-/// What was asked for, and what came of it.
+/// Requested and generated answers of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EndedAnswers {
     pub(crate) n: usize,
@@ -78,9 +78,9 @@ pub(crate) struct EndedAnswers {
 /// What is counted of a model's requests beside its engine, for as long as the server runs.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    first_token: Histogram,
-    next_token: Histogram,
-    whole: Histogram,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    e2e_latency: Histogram,
     queued: Histogram,
     prefilled: Histogram,
     decoded: Histogram,
@@ -99,13 +99,13 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         Self {
-            first_token: Histogram::new(FIRST_TOKEN.iter().copied()),
-            next_token: Histogram::new(NEXT_TOKEN.iter().copied()),
-            whole: Histogram::new(WHOLE.iter().copied()),
-            queued: Histogram::new(WHOLE.iter().copied()),
-            prefilled: Histogram::new(WHOLE.iter().copied()),
-            decoded: Histogram::new(WHOLE.iter().copied()),
-            computed: Histogram::new(WHOLE.iter().copied()),
+            time_to_first_token: Histogram::new(TTFT_BUCKETS.iter().copied()),
+            inter_token_latency: Histogram::new(ITL_BUCKETS.iter().copied()),
+            e2e_latency: Histogram::new(REQUEST_BUCKETS.iter().copied()),
+            queued: Histogram::new(REQUEST_BUCKETS.iter().copied()),
+            prefilled: Histogram::new(REQUEST_BUCKETS.iter().copied()),
+            decoded: Histogram::new(REQUEST_BUCKETS.iter().copied()),
+            computed: Histogram::new(REQUEST_BUCKETS.iter().copied()),
             prompt_tokens: Histogram::new(TOKENS.iter().copied()),
             generated_tokens: Histogram::new(TOKENS.iter().copied()),
             longest_tokens: Histogram::new(TOKENS.iter().copied()),
@@ -117,12 +117,12 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn first_token(&self, since: Duration) {
-        self.first_token.observe(since.as_secs_f64());
+    pub(crate) fn time_to_first_token(&self, since: Duration) {
+        self.time_to_first_token.observe(since.as_secs_f64());
     }
 
-    pub(crate) fn next_token(&self, since: Duration) {
-        self.next_token.observe(since.as_secs_f64());
+    pub(crate) fn inter_token_latency(&self, since: Duration) {
+        self.inter_token_latency.observe(since.as_secs_f64());
     }
 
     /// How long a prompt waited for its first step.
@@ -195,7 +195,7 @@ impl Metrics {
             FinishReason::Deadline => 3,
         };
         self.finished[at].fetch_add(1, Ordering::Relaxed);
-        self.whole.observe(took.as_secs_f64());
+        self.e2e_latency.observe(took.as_secs_f64());
     }
 }
 
@@ -250,12 +250,12 @@ impl fmt::Debug for ModelCollector {
 
 impl Collector for ModelCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        encode_models(&self.0.figures(), encoder)
+        encode_models(&self.0.snapshots(), encoder)
     }
 }
 
-/// Figures of a model. One that is not loaded runs nothing, and has counted what it has.
-pub(crate) struct Figures<'a> {
+/// What is exported of a model at a scrape. A model that is not loaded keeps its counts and runs nothing.
+pub(crate) struct ModelSnapshot<'a> {
     pub(crate) model: &'a str,
     pub(crate) loaded: bool,
     /// Loads that have ended, and those of them that came to nothing.
@@ -267,13 +267,13 @@ pub(crate) struct Figures<'a> {
     pub(crate) metrics: &'a Metrics,
 }
 
-impl Figures<'_> {
+impl ModelSnapshot<'_> {
     fn label(&self) -> [(&'static str, &str); 1] {
         [("model_name", self.model)]
     }
 }
 
-fn encode_models(models: &[Figures<'_>], mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+fn encode_models(models: &[ModelSnapshot<'_>], mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
     use MetricType::{Counter, Gauge, Histogram};
     let encoder = &mut encoder;
     for (name, help, value) in GAUGES {
@@ -281,25 +281,31 @@ fn encode_models(models: &[Figures<'_>], mut encoder: DescriptorEncoder<'_>) -> 
             encoder,
             (name, help, Gauge),
             models,
-            |figures, mut metric| metric.encode_gauge(&value(figures)),
+            |snapshot, mut metric| metric.encode_gauge(&value(snapshot)),
         )?;
     }
     for (name, help, value) in COUNTERS {
-        encode_each(encoder, (name, help, Counter), models, |figures, metric| {
-            encode_counter(metric, &value(figures))
-        })?;
+        encode_each(
+            encoder,
+            (name, help, Counter),
+            models,
+            |snapshot, metric| encode_counter(metric, &value(snapshot)),
+        )?;
     }
     for (name, help, value) in COUNTERS_OF_SECONDS {
-        encode_each(encoder, (name, help, Counter), models, |figures, metric| {
-            encode_counter(metric, &value(figures))
-        })?;
+        encode_each(
+            encoder,
+            (name, help, Counter),
+            models,
+            |snapshot, metric| encode_counter(metric, &value(snapshot)),
+        )?;
     }
     for (name, help, histogram) in HISTOGRAMS {
         encode_each(
             encoder,
             (name, help, Histogram),
             models,
-            |figures, metric| histogram(figures.metrics).encode(metric),
+            |snapshot, metric| histogram(snapshot.metrics).encode(metric),
         )?;
     }
     encode_cache(encoder, models)?;
@@ -312,12 +318,12 @@ fn encode_models(models: &[Figures<'_>], mut encoder: DescriptorEncoder<'_>) -> 
 fn encode_each(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, kind): (&'static str, &'static str, MetricType),
-    models: &[Figures<'_>],
-    encode: impl Fn(&Figures<'_>, MetricEncoder<'_>) -> fmt::Result,
+    models: &[ModelSnapshot<'_>],
+    encode: impl Fn(&ModelSnapshot<'_>, MetricEncoder<'_>) -> fmt::Result,
 ) -> fmt::Result {
     let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-    for figures in models {
-        encode(figures, family.encode_family(&figures.label())?)?;
+    for snapshot in models {
+        encode(snapshot, family.encode_family(&snapshot.label())?)?;
     }
     Ok(())
 }
@@ -327,9 +333,9 @@ fn encode_counter(mut metric: MetricEncoder<'_>, value: &impl EncodeCounterValue
 }
 
 /// Name, meaning and value.
-type Figure<V> = (&'static str, &'static str, fn(&Figures<'_>) -> V);
+type MetricDef<V> = (&'static str, &'static str, fn(&ModelSnapshot<'_>) -> V);
 
-const GAUGES: &[Figure<u64>] = &[
+const GAUGES: &[MetricDef<u64>] = &[
     (
         "ferrum:model_loaded",
         "1 while the model is loaded, else 0.",
@@ -357,7 +363,7 @@ const GAUGES: &[Figure<u64>] = &[
     ),
 ];
 
-const COUNTERS: &[Figure<u64>] = &[
+const COUNTERS: &[MetricDef<u64>] = &[
     (
         "ferrum:model_loads",
         "Times that the model was loaded, or was to be.",
@@ -396,12 +402,12 @@ const COUNTERS: &[Figure<u64>] = &[
     ),
     (
         "vllm:spec_decode_num_draft_tokens",
-        "Tokens that were guessed and checked.",
+        "Tokens that were drafted and checked.",
         |f| f.stats.draft_tokens,
     ),
     (
         "vllm:spec_decode_num_accepted_tokens",
-        "Guessed tokens that were right.",
+        "Drafted tokens that were right.",
         |f| f.stats.accepted_tokens,
     ),
     (
@@ -442,7 +448,7 @@ const COUNTERS: &[Figure<u64>] = &[
     ),
 ];
 
-const COUNTERS_OF_SECONDS: &[Figure<f64>] = &[
+const COUNTERS_OF_SECONDS: &[MetricDef<f64>] = &[
     ("ferrum:step_seconds", "Time of the engine's steps.", |f| {
         f.stats.step_time.as_secs_f64()
     }),
@@ -460,17 +466,17 @@ const HISTOGRAMS: &[Distribution] = &[
     (
         "vllm:time_to_first_token_seconds",
         "Time to the first token of an answer, its time in the queue included.",
-        |m| &m.first_token,
+        |m| &m.time_to_first_token,
     ),
     (
         "vllm:inter_token_latency_seconds",
         "Time between two tokens of an answer, when they were handed to the client.",
-        |m| &m.next_token,
+        |m| &m.inter_token_latency,
     ),
     (
         "vllm:e2e_request_latency_seconds",
         "Time of a whole answer.",
-        |m| &m.whole,
+        |m| &m.e2e_latency,
     ),
     (
         "vllm:request_queue_time_seconds",
@@ -524,15 +530,15 @@ const HISTOGRAMS: &[Distribution] = &[
 
 // Figures with labels of their own.
 
-fn encode_cache(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+fn encode_cache(encoder: &mut DescriptorEncoder<'_>, models: &[ModelSnapshot<'_>]) -> fmt::Result {
     let name = "vllm:kv_cache_usage_perc";
     let help = "Share of the KV cache in use; 1 is all.";
     encode_each(
         encoder,
         (name, help, MetricType::Gauge),
         models,
-        |figures, mut metric| {
-            let stats = &figures.stats;
+        |snapshot, mut metric| {
+            let stats = &snapshot.stats;
             metric.encode_gauge(&(stats.kv_blocks_used as f64 / stats.kv_blocks.max(1) as f64))
         },
     )?;
@@ -541,9 +547,9 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> 
         encoder,
         (name, help, MetricType::Info),
         models,
-        |figures, mut metric| {
-            let stats = &figures.stats;
-            if !figures.loaded {
+        |snapshot, mut metric| {
+            let stats = &snapshot.stats;
+            if !snapshot.loaded {
                 return Ok(());
             }
             // Blocks that hold as many tokens, whatever the windows of layers save.
@@ -559,7 +565,7 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> 
     )
 }
 
-fn encode_steps(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+fn encode_steps(encoder: &mut DescriptorEncoder<'_>, models: &[ModelSnapshot<'_>]) -> fmt::Result {
     let (name, help) = (
         "vllm:iteration_tokens_total",
         "Tokens that a step computed.",
@@ -568,45 +574,48 @@ fn encode_steps(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> 
         encoder,
         (name, help, MetricType::Histogram),
         models,
-        |figures, mut metric| {
+        |snapshot, mut metric| {
             let bounds = STEP_TOKENS.iter().map(|&bound| bound as f64);
-            let counts = figures.stats.step_sizes.0;
+            let counts = snapshot.stats.step_sizes.0;
             let buckets: Vec<_> = bounds.chain([f64::INFINITY]).zip(counts).collect();
-            let (sum, count) = (figures.stats.computed_tokens as f64, counts.iter().sum());
+            let (sum, count) = (snapshot.stats.computed_tokens as f64, counts.iter().sum());
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
         },
     )?;
     let name = "vllm:spec_decode_num_accepted_tokens_per_pos";
-    let help = "Guessed tokens that were right, by their place in the draft.";
+    let help = "Drafted tokens that were right, by their place in the draft.";
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for figures in models {
-        let drafts = &figures.stats.drafts;
+    for snapshot in models {
+        let drafts = &snapshot.stats.drafts;
         let counts = drafts.accepted_at.iter().take(drafts.longest);
         for (position, count) in counts.enumerate() {
-            let labels = (figures.label(), [("position", position)]);
+            let labels = (snapshot.label(), [("position", position)]);
             encode_counter(family.encode_family(&labels)?, count)?;
         }
     }
     Ok(())
 }
 
-fn encode_answers(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+fn encode_answers(
+    encoder: &mut DescriptorEncoder<'_>,
+    models: &[ModelSnapshot<'_>],
+) -> fmt::Result {
     let name = "vllm:num_requests_waiting_by_reason";
     let help = "Sequences that wait for a step, by reason.";
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for figures in models {
-        let waiting = figures.stats.waiting + figures.stats.preempted;
+    for snapshot in models {
+        let waiting = snapshot.stats.waiting + snapshot.stats.preempted;
         // Nothing is put off here: a constraint that is not ready delays its row, not its admission.
         for (reason, count) in [("capacity", waiting), ("deferred", 0)] {
-            let labels = (figures.label(), [("reason", reason)]);
+            let labels = (snapshot.label(), [("reason", reason)]);
             family.encode_family(&labels)?.encode_gauge(&count)?;
         }
     }
     let (name, help) = ("vllm:request_success", "Answers that ended, by reason.");
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for figures in models {
-        for (reason, count) in REASONS.iter().zip(&figures.metrics.finished) {
-            let labels = (figures.label(), [("finished_reason", *reason)]);
+    for snapshot in models {
+        for (reason, count) in REASONS.iter().zip(&snapshot.metrics.finished) {
+            let labels = (snapshot.label(), [("finished_reason", *reason)]);
             let count = count.load(Ordering::Relaxed);
             encode_counter(family.encode_family(&labels)?, &count)?;
         }
@@ -614,18 +623,21 @@ fn encode_answers(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -
     Ok(())
 }
 
-fn encode_adapters(encoder: &mut DescriptorEncoder<'_>, models: &[Figures<'_>]) -> fmt::Result {
+fn encode_adapters(
+    encoder: &mut DescriptorEncoder<'_>,
+    models: &[ModelSnapshot<'_>],
+) -> fmt::Result {
     let name = "vllm:lora_requests_info";
     let help = "When this was read (Unix time), with the adapters that have requests.";
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default().as_secs_f64();
-    for figures in models {
-        if let Some(most) = figures.max_adapters {
-            let [waiting, running] = figures.metrics.adapters();
+    for snapshot in models {
+        if let Some(most) = snapshot.max_adapters {
+            let [waiting, running] = snapshot.metrics.adapters();
             let running = ("running_lora_adapters", running);
             let names = [running, ("waiting_lora_adapters", waiting)];
-            let labels = (figures.label(), ([("max_lora", most)], names));
+            let labels = (snapshot.label(), ([("max_lora", most)], names));
             family.encode_family(&labels)?.encode_gauge(&now)?;
         }
     }
@@ -643,7 +655,7 @@ mod tests {
 
         impl Collector for Two {
             fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-                let figures = |model| Figures {
+                let snapshot = |model| ModelSnapshot {
                     model,
                     loaded: true,
                     loads: 2,
@@ -652,13 +664,13 @@ mod tests {
                     stats: EngineStats::default(),
                     metrics: &self.0,
                 };
-                encode_models(&[figures("a\"b"), figures("c")], encoder)
+                encode_models(&[snapshot("a\"b"), snapshot("c")], encoder)
             }
         }
 
         let metrics = Metrics::new();
         for millis in [1, 30, 900_000_000] {
-            metrics.first_token(Duration::from_millis(millis));
+            metrics.time_to_first_token(Duration::from_millis(millis));
         }
         metrics.finished(FinishReason::Length, Duration::from_secs(1));
         let mut registry = Registry::default();

@@ -3,10 +3,10 @@
 use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
 use crate::images::ServedVision;
-use crate::models::{Facts, SamplingDefaults};
+use crate::models::{ModelInfo, SamplingDefaults};
 use crate::output::CallFormat;
-use crate::served::Kind;
-use crate::spelled::{self, SpelledTokens};
+use crate::served::ModelKind;
+use crate::special_token_escape::{self, SpecialTokenEscaper};
 use crate::template_limits::TemplateLimits;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
@@ -55,7 +55,7 @@ pub(crate) struct Model {
     pub(crate) served: ServedModel,
     pub(crate) adapters: LoadedAdapters,
     pub(crate) grammars: GrammarCompiler,
-    spelled: OnceLock<SpelledTokens>,
+    special_token_escaper: OnceLock<SpecialTokenEscaper>,
     limits: OnceLock<TemplateLimits>,
     breakers: OnceLock<DryBreakers>,
     fim: OnceLock<Option<FimTokens>>,
@@ -68,7 +68,7 @@ impl Model {
             grammars: GrammarCompiler::new(tokenizer, served.vocab_size),
             served,
             adapters: LoadedAdapters::default(),
-            spelled: OnceLock::new(),
+            special_token_escaper: OnceLock::new(),
             limits: OnceLock::new(),
             breakers: OnceLock::new(),
             fim: OnceLock::new(),
@@ -76,9 +76,9 @@ impl Model {
     }
 
     /// What is known of it from now on.
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
-            kind: Kind::Decoder,
+    pub(crate) fn info(&self) -> ModelInfo {
+        ModelInfo {
+            kind: ModelKind::Decoder,
             defaults: Some(self.sampling_defaults()),
             context: Some(self.served.context),
             kv_tokens: Some(self.served.engine.kv_tokens()),
@@ -102,14 +102,14 @@ impl Model {
         text: &str,
         options: EncodeOptions,
     ) -> Result<Vec<TokenId>, ApiError> {
-        let tokens = spelled::encode(&self.served.tokenizer, text, options);
+        let tokens = special_token_escape::encode(&self.served.tokenizer, text, options);
         tokens.map_err(|e| ApiError::invalid(param, e.to_string()))
     }
 
     /// The special tokens, to be found in what users say.
-    pub(crate) fn spelled(&self) -> &SpelledTokens {
-        let find = || SpelledTokens::new(&self.served.tokenizer);
-        self.spelled.get_or_init(find)
+    pub(crate) fn special_token_escaper(&self) -> &SpecialTokenEscaper {
+        let find = || SpecialTokenEscaper::new(&self.served.tokenizer);
+        self.special_token_escaper.get_or_init(find)
     }
 
     /// The tokens that fill in the middle, if it has such.

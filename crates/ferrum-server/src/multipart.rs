@@ -9,7 +9,7 @@ const MAX_PARTS: usize = 64;
 /// Longest value of a field that is no file.
 const MAX_FIELD: usize = 64 << 10;
 
-/// A form that was taken apart.
+/// A parsed form.
 #[derive(Debug, Default)]
 pub(crate) struct Form {
     fields: Vec<(String, String, bool)>,
@@ -124,7 +124,7 @@ impl Form {
         self.file.clone().ok_or_else(missing)
     }
 
-    /// Fields that nobody asked for.
+    /// Fields that were not read.
     pub(crate) fn ignored(&self) -> Vec<String> {
         let rest = self.fields.iter().filter(|(_, _, taken)| !taken);
         rest.map(|(name, ..)| name.clone()).collect()

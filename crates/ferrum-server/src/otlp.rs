@@ -43,7 +43,7 @@ impl FromStr for OtlpEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // What must not be in a URL is told apart there; a password is not said again.
+        // `Url::parse` names what a URL must not contain; errors do not repeat a password.
         Url::parse(text).map_err(|e| e.to_string())?;
         let wrong = || format!("found {text:?}, expected a URL such as http://localhost:{PORT}");
         let uri: Uri = text.parse().map_err(|_| wrong())?;
@@ -139,7 +139,7 @@ impl BatchExporter {
         self.end(batch).await;
     }
 
-    /// The last batches; whoever stops decides how long they may take.
+    /// Sends the last batches; the caller limits the time.
     async fn end(mut self, mut batch: Vec<Span>) {
         self.spans.close();
         loop {

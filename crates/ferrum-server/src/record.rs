@@ -1,9 +1,8 @@
-//! What is known of a request while it is answered, and the line of the access log that it becomes.
+//! Per-request record, written as one access-log event when dropped.
 //!
-//! The record lives as long as somebody works on the request: its handler, and then the answers that are
-//! streamed. The event goes out when the last of them lets go, so one that is streamed or given up needs
-//! no care of its own. Neither prompts nor answers are in it. What clients choose (the name of a model) is
-//! bounded and escaped; what they invent otherwise (paths, names of fields) is left out.
+//! The handler and the streamed answers share the record. The event is written when the last of them drops it, so
+//! streamed and cancelled requests need no special case. It holds neither prompts nor answers. Text that clients choose
+//! (the name of a model) is bounded and escaped; paths and names of fields are left out.
 
 use crate::error::ApiError;
 use crate::request_id::RequestId;
@@ -177,8 +176,8 @@ impl Drop for RequestRecord {
         let computed = facts.usage != Usage::default();
         let finish = Some(facts.finish.join(",")).filter(|reasons| !reasons.is_empty());
         let ignored = Some(facts.ignored.join(",")).filter(|names| !names.is_empty());
-        // Whoever looks at the server every few seconds is not news while all is well.
-        let output_format =
+        // Monitoring polls these routes every few seconds: successes are logged at debug.
+        let is_monitoring_route =
             [routes::HEALTH, routes::READY, routes::METRICS].contains(&&*self.route);
         // An event's level is a constant.
         macro_rules! log {
@@ -207,7 +206,7 @@ impl Drop for RequestRecord {
         }
         match status {
             500.. => log!(warn),
-            ..400 if output_format => log!(debug),
+            ..400 if is_monitoring_route => log!(debug),
             _ => log!(info),
         }
     }
@@ -223,7 +222,7 @@ fn printable(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars().take(MAX_TEXT) {
         match c {
-            // These are visible, and whoever writes the line quotes them as its format does.
+            // These are visible, and the log format quotes them.
             '"' | '\'' | '\\' => out.push(c),
             c => out.extend(c.escape_debug()),
         }

@@ -1,13 +1,14 @@
 //! The fields that say how an answer is generated: OpenAI's, and those that vLLM and llama.cpp added.
 //! They are the same on every route that generates.
 
-use crate::answers::TextChunk;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::generation_stream::TextChunk;
 use crate::model::Model;
-use crate::models::{Lease, Named};
+use crate::models::{Lease, RequestedModel};
 use crate::request::{
-    BiasedToken, Body, Choices, Forms, Int, Limit, Sampling, Standing, StreamOptions,
+    BiasedToken, Body, Choices, Int, Limit, Sampling, Standing, StreamOptions,
+    StructuredOutputFields,
 };
 use crate::response::{SamplerSettings, Usage};
 use crate::structured::{self, Structured};
@@ -27,7 +28,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 /// What a request says of the answers that it wants, but for the prompt.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct GenerationOptions {
     pub(crate) generation: Generation,
     pub(crate) n: usize,
     pub(crate) stream: bool,
@@ -48,25 +49,25 @@ pub(crate) struct Wanted {
     pub(crate) shown_tokens: Vec<TokenId>,
     /// Whether answers go on with the text of their prompt.
     pub(crate) goes_on: bool,
-    pub(crate) place: Place,
+    pub(crate) context: RequestContext,
 }
 
-/// What a request is to, and where it stands among others.
+/// Model, priority and tenant of a request.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) model: Named,
+pub(crate) struct RequestContext {
+    pub(crate) model: RequestedModel,
     priority: i8,
     tenant: Option<String>,
     /// How long it has waited for its model.
     waited: Duration,
 }
 
-impl Place {
-    /// Reads the fields; the lease is what came of the model's name.
+impl RequestContext {
+    /// Reads the fields; the lease is of the model that the request names.
     pub(crate) fn read<M>(body: &mut Body, lease: &Lease<M>) -> Result<Self> {
         let standing: Standing = body.part()?;
         Ok(Self {
-            model: lease.named.clone(),
+            model: lease.requested.clone(),
             // The range is that of the type.
             priority: standing.priority.map_or(0, |priority| priority.0 as i8),
             tenant: standing.cache_salt,
@@ -101,29 +102,29 @@ impl Place {
     }
 }
 
-impl Wanted {
+impl GenerationOptions {
     /// Reads the fields that OpenAI's older routes have, `max_tokens` apart.
     pub(crate) fn read(body: &mut Body, lease: &Lease, config: &ServerConfig) -> Result<Self> {
-        let mut wanted = Self::one(body, lease)?;
+        let mut options = Self::one(body, lease)?;
         let choices: Choices = body.part()?;
-        wanted.n = match choices.n {
+        options.n = match choices.n {
             Some(n) => within("n", n.0, 1..=config.max_choices)?,
             None => 1,
         };
-        wanted.usage = UsageChunks::of(choices.stream_options.as_ref(), wanted.stream)?;
-        wanted.prompt_logprobs = choices.prompt_logprobs.and_then(Int::count);
-        if wanted.prompt_logprobs.is_some() && wanted.stream {
+        options.usage = UsageChunks::of(choices.stream_options.as_ref(), options.stream)?;
+        options.prompt_logprobs = choices.prompt_logprobs.and_then(Int::count);
+        if options.prompt_logprobs.is_some() && options.stream {
             let reason = "only for requests without \"stream\": true";
             return Err(ApiError::unsupported("prompt_logprobs", reason));
         }
-        wanted.generation.stop = stop_strings("stop", choices.stop.unwrap_or_default().0)?;
-        wanted.structured = structured::read(body.part::<Forms>()?, lease)?;
-        Ok(wanted)
+        options.generation.stop = stop_strings("stop", choices.stop.unwrap_or_default().0)?;
+        options.structured = structured::read(body.part::<StructuredOutputFields>()?, lease)?;
+        Ok(options)
     }
 
     /// Reads the fields that all routes have, for one answer.
     pub(crate) fn one(body: &mut Body, lease: &Lease) -> Result<Self> {
-        let place = Place::read(body, lease)?;
+        let context = RequestContext::read(body, lease)?;
         let fields: Sampling = body.part()?;
         supported(&fields)?;
         let generation = Generation {
@@ -149,7 +150,7 @@ impl Wanted {
             truncation: Truncation::of(fields.truncate_prompt_tokens)?,
             shown_tokens: Vec::new(),
             goes_on: false,
-            place,
+            context,
         })
     }
 
@@ -192,7 +193,7 @@ impl Wanted {
             grammar: self.grammar.clone(),
             shown_tokens: self.shown_tokens.clone(),
             goes_on: self.goes_on,
-            ..self.place.request(prompt, generation, config)
+            ..self.context.request(prompt, generation, config)
         }
     }
 }
@@ -393,7 +394,7 @@ fn stop_tokens(fields: &Sampling, model: &Model) -> Result<Vec<TokenId>> {
     Ok(tokens)
 }
 
-/// A token id, held against the vocabulary.
+/// A token id, checked against the vocabulary.
 pub(crate) fn token(model: &Model, param: &str, id: i64) -> Result<TokenId> {
     let last = model.served.vocab_size.saturating_sub(1);
     let id = within(param, id, 0..=last)?;
@@ -443,7 +444,7 @@ fn sampling(fields: &Sampling, model: &Model) -> Result<SamplingParams> {
     })
 }
 
-/// A seed that nobody knows.
+/// A random seed.
 fn fresh_seed() -> u64 {
     RandomState::new().hash_one("seed")
 }
@@ -550,7 +551,7 @@ fn biased(model: &Model, id: &str) -> Result<TokenId> {
     })
 }
 
-/// A number as it was written: an f32 as f64 has digits that nobody wrote.
+/// The shortest decimal of an f32 as f64; a plain conversion has further digits.
 pub(crate) fn written(value: f32) -> f64 {
     value.to_string().parse::<f64>().unwrap_or(value.into())
 }

@@ -7,7 +7,7 @@ use crate::models::{ModelLoader, ModelSummary};
 use crate::otlp::{BatchExporter, Exporter};
 use crate::routes::trim_path;
 use crate::tls::Tls;
-use crate::transport::{Activity, Timed, Timeouts, counted};
+use crate::transport::{Activity, TimeoutStream, Timeouts, counted};
 use axum::Extension;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -79,14 +79,14 @@ pub(crate) struct Reserved;
 pub struct Server {
     app: Arc<App>,
     /// For connections within the limit, and for those beyond it.
-    lanes: [Lane; 2],
+    classes: [ConnectionClass; 2],
     places: Arc<Semaphore>,
     batch_exporter: Option<BatchExporter>,
 }
 
 /// How the requests of a connection are answered.
 #[derive(Clone)]
-struct Lane {
+struct ConnectionClass {
     router: axum::Router,
     http: http1::Builder,
 }
@@ -96,7 +96,7 @@ impl Server {
     /// requests that name none; none is loaded yet.
     pub fn new(names: Vec<String>, loader: Arc<dyn ModelLoader>, config: ServerConfig) -> Self {
         let mut http = http1::Builder::new();
-        // How long headers may take is told by the stream, which knows silence from slowness.
+        // `TimeoutStream` limits the time of headers: it tells idle connections from slow ones.
         http.header_read_timeout(None)
             // hyper refuses buffers below 8 KiB.
             .max_buf_size(config.max_header_bytes.max(8 << 10));
@@ -107,12 +107,12 @@ impl Server {
         let router = app::router(Arc::clone(&app));
         let mut once = http.clone();
         once.keep_alive(false);
-        let reserved = Lane {
+        let reserved = ConnectionClass {
             router: router.clone().layer(Extension(Reserved)),
             http: once,
         };
         Self {
-            lanes: [Lane { router, http }, reserved],
+            classes: [ConnectionClass { router, http }, reserved],
             app,
             places,
             batch_exporter,
@@ -138,7 +138,7 @@ impl Server {
     /// # Errors
     /// What is wrong with the name or the adapter.
     pub async fn load_adapter(&self, name: &str, dir: &Path) -> Result<(), ApiError> {
-        self.app.models.give_adapter(name, dir).await
+        self.app.models.add_startup_adapter(name, dir).await
     }
 
     /// Answers until `stop` is ready. Then new requests are refused while the answers that have begun
@@ -158,7 +158,7 @@ impl Server {
         let shipping = self.batch_exporter.take();
         let shipping = shipping.map(|batch_exporter| tokio::spawn(batch_exporter.run(told)));
         let models = Arc::clone(&self.app.models);
-        let housekeeping = tokio::spawn(Arc::clone(&models).keep_house());
+        let housekeeping = tokio::spawn(Arc::clone(&models).unload_idle_models());
         tokio::select! {
             never = self.accept(&listener, &connections) => match never {},
             () = stop => {}
@@ -196,7 +196,7 @@ impl Server {
 
     async fn accept(&self, listener: &TcpListener, connections: &GracefulShutdown) -> Infallible {
         let mut reserved = ReservedTasks::default();
-        let [full, beyond] = &self.lanes;
+        let [full, beyond] = &self.classes;
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 reserved.end_oldest();
@@ -226,7 +226,7 @@ impl Server {
     fn answer(
         &self,
         stream: TcpStream,
-        lane: &Lane,
+        class: &ConnectionClass,
         watcher: Watcher,
     ) -> impl Future<Output = ()> + Send + use<> {
         let config = &self.app.config;
@@ -236,16 +236,16 @@ impl Server {
             write: config.write_timeout,
         };
         let activity = Arc::new(Activity::default());
-        let stream = Timed::new(stream, timeouts, Arc::clone(&activity));
+        let stream = TimeoutStream::new(stream, timeouts, Arc::clone(&activity));
         let tls = config.tls.as_ref().map(Tls::acceptor);
-        let (lane, patience) = (lane.clone(), config.read_timeout);
+        let (class, patience) = (class.clone(), config.read_timeout);
         // What goes wrong with a connection is the client's to see.
         async move {
             match tls {
-                None => http(stream, lane, activity, watcher).await,
+                None => http(stream, class, activity, watcher).await,
                 Some(tls) => {
                     if let Ok(Ok(stream)) = timeout(patience, tls.accept(stream)).await {
-                        http(stream, lane, activity, watcher).await;
+                        http(stream, class, activity, watcher).await;
                     }
                 }
             }
@@ -285,18 +285,18 @@ impl ReservedTasks {
 
 async fn http(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    lane: Lane,
+    class: ConnectionClass,
     activity: Arc<Activity>,
     watcher: Watcher,
 ) {
-    let routes = TowerToHyperService::new(lane.router);
+    let routes = TowerToHyperService::new(class.router);
     let trimmed = service_fn(move |mut request| {
         // Before a route is looked for, so that nothing behind knows of two names for it.
         trim_path(&mut request);
         routes.call(request)
     });
     let service = counted(trimmed, activity);
-    let connection = lane.http.serve_connection(TokioIo::new(stream), service);
+    let connection = class.http.serve_connection(TokioIo::new(stream), service);
     let _ = watcher.watch(connection).await;
 }
 

@@ -1,9 +1,9 @@
-//! What kinds of models a server has, and what all of them have in common for it: a life, and figures.
+//! Kinds of loaded models and their common monitoring interface.
 
 use crate::error::ApiError;
 use crate::images::ServedVision;
 use crate::model::{Model, ServedModel};
-use crate::models::Facts;
+use crate::models::ModelInfo;
 use ferrum_engine::engine::{EngineStats, Pooling};
 use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::vision::VisionTower;
@@ -58,19 +58,19 @@ impl LoadedModel {
         }
     }
 
-    pub(crate) fn split(self) -> (OwnedEngine, Served) {
+    pub(crate) fn split(self) -> (OwnedEngine, LoadedHandle) {
         match self {
             Self::Decoder(engine, mut model) => {
                 let vision = model.vision.as_mut().and_then(ServedVision::take_owner);
-                let model = Served::Decoder(Arc::new(Model::new(*model)));
+                let model = LoadedHandle::Decoder(Arc::new(Model::new(*model)));
                 (OwnedEngine::Decoder(engine, vision), model)
             }
             Self::Encoder(engine, model) => {
-                let model = Served::Encoder(Arc::new(model));
+                let model = LoadedHandle::Encoder(Arc::new(model));
                 (OwnedEngine::Encoder(engine), model)
             }
             Self::Speech(engine, model) => {
-                let model = Served::Speech(Arc::new(model));
+                let model = LoadedHandle::Speech(Arc::new(model));
                 (OwnedEngine::Speech(engine), model)
             }
         }
@@ -87,7 +87,7 @@ pub(crate) enum OwnedEngine {
 
 /// A loaded model of any kind.
 #[derive(Clone, Debug)]
-pub(crate) enum Served {
+pub(crate) enum LoadedHandle {
     Decoder(Arc<Model>),
     Encoder(Arc<ServedEncoder>),
     Speech(Arc<ServedSpeech>),
@@ -95,22 +95,22 @@ pub(crate) enum Served {
 
 /// What a model is for, as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ModelKind {
     Decoder,
     Encoder,
     Speech,
 }
 
-impl Kind {
+impl ModelKind {
     /// What it is, and which routes take it.
     fn described(self) -> (&'static str, &'static str) {
         match self {
-            Kind::Decoder => ("generates text", "/v1/chat/completions and /v1/completions"),
-            Kind::Encoder => (
+            ModelKind::Decoder => ("generates text", "/v1/chat/completions and /v1/completions"),
+            ModelKind::Encoder => (
                 "is a text encoder",
                 "/v1/embeddings, /v1/rerank and /v1/score",
             ),
-            Kind::Speech => (
+            ModelKind::Speech => (
                 "writes what is said",
                 "/v1/audio/transcriptions and /v1/audio/translations",
             ),
@@ -128,14 +128,14 @@ impl Kind {
     /// In a word, for `/v1/models`.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Kind::Decoder => "decoder",
-            Kind::Encoder => "encoder",
-            Kind::Speech => "speech",
+            ModelKind::Decoder => "decoder",
+            ModelKind::Encoder => "encoder",
+            ModelKind::Speech => "speech",
         }
     }
 }
 
-impl Served {
+impl LoadedHandle {
     pub(crate) fn decoder(&self) -> Option<&Arc<Model>> {
         match self {
             Self::Decoder(model) => Some(model),
@@ -144,7 +144,7 @@ impl Served {
     }
 
     /// How its engine does.
-    pub(crate) fn life(&self) -> EngineMonitor {
+    pub(crate) fn monitor(&self) -> EngineMonitor {
         match self {
             Self::Decoder(model) => {
                 let vision = model.served.vision.as_ref().map(ServedVision::monitor);
@@ -162,17 +162,17 @@ impl Served {
     }
 
     /// What is known of it from now on.
-    pub(crate) fn facts(&self) -> Facts {
+    pub(crate) fn info(&self) -> ModelInfo {
         match self {
-            Self::Decoder(model) => model.facts(),
-            Self::Encoder(model) => Facts {
-                kind: Kind::Encoder,
+            Self::Decoder(model) => model.info(),
+            Self::Encoder(model) => ModelInfo {
+                kind: ModelKind::Encoder,
                 context: Some(model.tokenizer.max_tokens()),
                 kv_tokens: None,
                 defaults: None,
             },
-            Self::Speech(_) => Facts {
-                kind: Kind::Speech,
+            Self::Speech(_) => ModelInfo {
+                kind: ModelKind::Speech,
                 context: None,
                 kv_tokens: None,
                 defaults: None,

@@ -1,7 +1,6 @@
 //! What is being answered now, for `/slots`: how far each answer has come and with which samplers, never its text.
 //!
-//! The engine has no slots: any sequence has any place. To whoever watches, an answer keeps the number that it had when
-//! it was first seen.
+//! The engine has no slots; each running choice keeps a stable slot number for `/slots`.
 
 use crate::response::{Slot, SlotProgress, SlotSettings};
 use crate::sampling::sampler_settings;

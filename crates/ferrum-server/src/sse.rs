@@ -1,7 +1,7 @@
 //! Answers as server-sent events, each sent when it is there.
 
-use crate::answers::{Answers, Next};
 use crate::error::ApiError;
+use crate::generation_stream::{GenerationEvent, GenerationStream};
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use axum::response::Response;
@@ -71,16 +71,16 @@ impl EventText {
     }
 }
 
-/// Gives answers the shape of a route's chunks.
-pub(crate) trait Chunks: Send + Unpin + 'static {
+/// Encodes generation events as the chunks of a route.
+pub(crate) trait StreamEncoder: Send + Unpin + 'static {
     /// Whether `[DONE]` is the end; else the last chunk says itself that it is the last.
     const DONE: bool;
 
     /// The chunks before anything has come.
     fn begin(&mut self, _out: &mut EventText) {}
 
-    /// The chunks for what came; of `Next::Done`, those at the end.
-    fn chunks(&mut self, next: Next, out: &mut EventText);
+    /// Encodes an event; `GenerationEvent::Done` gives the last chunks.
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText);
 
     /// The chunks at the end of an answer that failed.
     fn failed(&mut self, error: &ApiError, out: &mut EventText) {
@@ -91,18 +91,17 @@ pub(crate) trait Chunks: Send + Unpin + 'static {
     fn keep_alive(&mut self, _out: &mut EventText) {}
 }
 
-/// The answers of a body. They end at their deadline also where the body is not asked for more, because nobody
-/// reads what was sent.
+/// The stream of a body. It ends at its deadline even if the body is not polled, as when the client does not read.
 struct Shared {
-    answers: Answers,
+    answers: GenerationStream,
     /// Who waits for what comes next.
     reader: Option<Waker>,
 }
 
 /// Ends the answers at their deadline, unless they are gone by then.
-struct Reaper(JoinHandle<()>);
+struct DeadlineTask(JoinHandle<()>);
 
-impl Reaper {
+impl DeadlineTask {
     fn of(shared: &Arc<Mutex<Shared>>) -> Option<Self> {
         let deadline = lock(shared).answers.deadline()?;
         let shared = Arc::downgrade(shared);
@@ -119,7 +118,7 @@ impl Reaper {
     }
 }
 
-impl Drop for Reaper {
+impl Drop for DeadlineTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -132,25 +131,25 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 
 struct EventBody<C> {
     answers: Arc<Mutex<Shared>>,
-    _reaper: Option<Reaper>,
-    shape: C,
+    _deadline_task: Option<DeadlineTask>,
+    encoder: C,
     keep_alive: Interval,
     begun: bool,
     ended: bool,
 }
 
-impl<C: Chunks> EventBody<C> {
-    /// The text of what came next; empty when it shows nothing.
-    fn render(&mut self, next: Next) -> EventText {
+impl<C: StreamEncoder> EventBody<C> {
+    /// The text of an event; empty if the encoder writes nothing for it.
+    fn render(&mut self, event: GenerationEvent) -> EventText {
         let mut text = EventText::default();
-        match next {
-            Next::Failed(error) => {
+        match event {
+            GenerationEvent::Failed(error) => {
                 self.ended = true;
-                self.shape.failed(&error, &mut text);
+                self.encoder.failed(&error, &mut text);
             }
-            next => {
-                self.ended = matches!(next, Next::Done(_));
-                self.shape.chunks(next, &mut text);
+            event => {
+                self.ended = matches!(event, GenerationEvent::Done(_));
+                self.encoder.encode(event, &mut text);
             }
         }
         if self.ended && C::DONE {
@@ -160,14 +159,14 @@ impl<C: Chunks> EventBody<C> {
     }
 }
 
-fn poll_next(shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+fn poll_next(shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
     let mut shared = lock(shared);
     let next = shared.answers.poll_next(cx);
     shared.reader = next.is_pending().then(|| cx.waker().clone());
     next
 }
 
-impl<C: Chunks> hyper::body::Body for EventBody<C> {
+impl<C: StreamEncoder> hyper::body::Body for EventBody<C> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -181,7 +180,7 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
         }
         if !std::mem::replace(&mut this.begun, true) {
             let mut text = EventText::default();
-            this.shape.begin(&mut text);
+            this.encoder.begin(&mut text);
             if !text.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(text.0.into()))));
             }
@@ -199,7 +198,7 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
         }
         if this.keep_alive.poll_tick(cx).is_ready() {
             let mut text = EventText::default();
-            this.shape.keep_alive(&mut text);
+            this.encoder.keep_alive(&mut text);
             let text = match text.is_empty() {
                 true => Bytes::from_static(b": keep-alive\n\n"),
                 false => text.0.into(),
@@ -215,7 +214,7 @@ impl<C: Chunks> hyper::body::Body for EventBody<C> {
 }
 
 /// A streamed response.
-pub(crate) fn response(answers: Answers, shape: impl Chunks) -> Response {
+pub(crate) fn response(answers: GenerationStream, encoder: impl StreamEncoder) -> Response {
     let mut keep_alive = interval(KEEP_ALIVE);
     keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick of an interval is at once.
@@ -225,9 +224,9 @@ pub(crate) fn response(answers: Answers, shape: impl Chunks) -> Response {
         reader: None,
     }));
     let body = EventBody {
-        _reaper: Reaper::of(&answers),
+        _deadline_task: DeadlineTask::of(&answers),
         answers,
-        shape,
+        encoder,
         keep_alive,
         begun: false,
         ended: false,
@@ -250,10 +249,10 @@ mod tests {
 
     struct Nothing;
 
-    impl Chunks for Nothing {
+    impl StreamEncoder for Nothing {
         const DONE: bool = true;
 
-        fn chunks(&mut self, _: Next, _: &mut EventText) {}
+        fn encode(&mut self, _: GenerationEvent, _: &mut EventText) {}
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -265,7 +264,7 @@ mod tests {
         let loader = |_: &str| Ok(demo());
         let models = Models::new(vec!["demo".into()], Arc::new(loader), &config);
         let lease = models.lease(None).await.unwrap();
-        let house = tokio::spawn(Arc::clone(&models).keep_house());
+        let house = tokio::spawn(Arc::clone(&models).unload_idle_models());
         let generation = Generation {
             max_tokens: 1,
             ..Generation::default()
@@ -274,7 +273,7 @@ mod tests {
             timeout: Some(Duration::from_millis(1)),
             ..Request::new(vec![5], generation)
         };
-        let answers = Answers::begin(&lease, "prompt", 1, [request]).unwrap();
+        let answers = GenerationStream::begin(&lease, "prompt", 1, [request]).unwrap();
         drop(lease);
         // Never asked for a frame.
         let response = response(answers, Nothing);

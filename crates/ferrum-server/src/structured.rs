@@ -4,7 +4,7 @@
 use crate::error::ApiError;
 use crate::model::Model;
 use crate::output::{Function, Marks, OutputFormat};
-use crate::request::{Format, Forms, Outputs, Schemata};
+use crate::request::{Format, Outputs, Schemata, StructuredOutputFields};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ pub(crate) struct Structured {
 }
 
 /// What the fields about the form of the answer say; at most one of them may be there.
-pub(crate) fn read(fields: Forms, model: &Model) -> Result<Option<Structured>> {
+pub(crate) fn read(fields: StructuredOutputFields, model: &Model) -> Result<Option<Structured>> {
     let mut found = Vec::new();
     if let Some(format) = fields.response_format {
         found.extend(read_format(format, "response_format", false, model)?);
@@ -134,7 +134,7 @@ pub(crate) fn read_format(
 fn structural_tag(document: Value, param: &str, model: &Model) -> Result<Structured> {
     let marks = Marks(&model.served.tokenizer);
     Ok(Structured {
-        grammar: tags::grammar(document, param, &marks, model.spelled())?,
+        grammar: tags::grammar(document, param, &marks, model.special_token_escaper())?,
         param: param.to_owned(),
     })
 }
@@ -205,7 +205,7 @@ pub(crate) fn compile(model: &Model, param: &str, grammar: &Grammar) -> Result<C
 fn compiled(model: &Model, grammar: &Grammar) -> std::result::Result<Constraint, GrammarError> {
     let grammar = match model.served.open_schemas {
         true => Cow::Borrowed(grammar),
-        false => closed::closed(grammar),
+        false => close_schemas::close_schemas(grammar),
     };
     model.grammars.compile(&grammar)
 }
@@ -309,7 +309,7 @@ impl ChatForm<'_> {
     }
 }
 
-mod closed;
+mod close_schemas;
 mod tags;
 #[cfg(test)]
 mod tests;

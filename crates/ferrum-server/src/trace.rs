@@ -20,7 +20,7 @@ pub(crate) enum Attribute {
     Truth(bool),
 }
 
-/// A stretch of time with a name.
+/// A named interval.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Span {
     pub(crate) trace: u128,

@@ -1,6 +1,6 @@
-//! The clocks of a connection: no client holds one for ever by not sending, or by not reading.
+//! Connection timeouts for idle, slow-sending and non-reading clients.
 //!
-//! [`Timed`] is a stream between the socket and HTTP (below TLS, so that handshakes cannot stall either).
+//! [`TimeoutStream`] is a stream between the socket and HTTP (below TLS, so that handshakes cannot stall either).
 //! It sees bytes only. What it has to know of requests, that one is open, [`Activity`] tells it.
 
 use axum::body::{Body, Bytes};
@@ -40,9 +40,9 @@ pub(crate) struct Activity {
 }
 
 /// A request that is open.
-struct Open(Arc<Activity>);
+struct OpenRequest(Arc<Activity>);
 
-impl Open {
+impl OpenRequest {
     fn begin(activity: &Arc<Activity>) -> Self {
         activity.begun.fetch_add(1, Ordering::Relaxed);
         activity.open.fetch_add(1, Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ where
     S::Future: Send,
 {
     hyper::service::service_fn(move |request| {
-        let open = Open::begin(&activity);
+        let open = OpenRequest::begin(&activity);
         let answer = service.call(request);
         async move {
             let answer = answer.await?;
@@ -83,7 +83,7 @@ where
 /// A body that keeps its request open.
 struct OpenBody {
     body: Body,
-    _open: Open,
+    _open: OpenRequest,
 }
 
 impl hyper::body::Body for OpenBody {
@@ -119,7 +119,7 @@ enum Reading {
 
 /// See the [module](self). A read that takes too long is the end of the stream; so is it to HTTP.
 #[derive(Debug)]
-pub(crate) struct Timed<S> {
+pub(crate) struct TimeoutStream<S> {
     stream: S,
     timeouts: Timeouts,
     activity: Arc<Activity>,
@@ -132,7 +132,7 @@ pub(crate) struct Timed<S> {
     write_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Timed<S> {
+impl<S> TimeoutStream<S> {
     pub(crate) fn new(stream: S, timeouts: Timeouts, activity: Arc<Activity>) -> Self {
         Self {
             stream,
@@ -177,7 +177,7 @@ impl<S> Timed<S> {
         timer.as_mut().poll(cx)
     }
 
-    /// Passes on what came of a write, and ends one that waits for too long.
+    /// Returns the outcome of a write; a write that waits for too long is an error.
     fn written(
         &mut self,
         cx: &mut Context<'_>,
@@ -200,7 +200,7 @@ impl<S> Timed<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -222,7 +222,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

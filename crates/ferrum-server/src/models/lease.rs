@@ -1,11 +1,11 @@
 //! Holding a model: as long as somebody does, it stays loaded.
 
-use super::residency::{Answer, State, Ticket};
-use super::{Models, Named};
+use super::residency::{Action, LoadWaiter, State};
+use super::{Models, RequestedModel};
 use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::model::Model;
-use crate::served::{Kind, Served, ServedEncoder, ServedSpeech};
+use crate::served::{LoadedHandle, ModelKind, ServedEncoder, ServedSpeech};
 use crate::slots::Slots;
 use std::fmt;
 use std::ops::Deref;
@@ -38,11 +38,11 @@ impl Drop for Hold {
 }
 
 /// A loaded model that stays so, with what a request calls it. `M` is one that generates, one of another kind, or
-/// [`Served`] where that is still to be found out.
+/// [`LoadedHandle`] where that is still to be found out.
 #[derive(Clone)]
 pub(crate) struct Lease<M = Arc<Model>> {
     model: M,
-    pub(crate) named: Named,
+    pub(crate) requested: RequestedModel,
     /// How long the request waited for it.
     pub(crate) waited: Duration,
     models: Arc<Models>,
@@ -50,31 +50,31 @@ pub(crate) struct Lease<M = Arc<Model>> {
     hold: Option<Hold>,
 }
 
-impl Lease<Served> {
+impl Lease<LoadedHandle> {
     /// The model as one that generates.
     ///
     /// # Errors
     /// 400 for another kind.
     pub(crate) fn decoder(self) -> Result<Lease, ApiError> {
-        match self.sort() {
+        match self.by_kind() {
             AnyLease::Decoder(lease) => Ok(lease),
             other => Err(other.refusal()),
         }
     }
 
     /// The model as what it is.
-    pub(crate) fn sort(self) -> AnyLease {
+    pub(crate) fn by_kind(self) -> AnyLease {
         match self.model.clone() {
-            Served::Decoder(model) => AnyLease::Decoder(self.with(model)),
-            Served::Encoder(model) => AnyLease::Encoder(self.with(model)),
-            Served::Speech(model) => AnyLease::Speech(self.with(model)),
+            LoadedHandle::Decoder(model) => AnyLease::Decoder(self.with(model)),
+            LoadedHandle::Encoder(model) => AnyLease::Encoder(self.with(model)),
+            LoadedHandle::Speech(model) => AnyLease::Speech(self.with(model)),
         }
     }
 
     fn with<M>(self, model: M) -> Lease<M> {
         Lease {
             model,
-            named: self.named,
+            requested: self.requested,
             waited: self.waited,
             models: self.models,
             index: self.index,
@@ -94,9 +94,9 @@ impl AnyLease {
     /// What is said on a route that is not for such a model.
     pub(crate) fn refusal(&self) -> ApiError {
         match self {
-            Self::Decoder(lease) => Kind::Decoder.refusal(&lease.named.name),
-            Self::Encoder(lease) => Kind::Encoder.refusal(&lease.named.name),
-            Self::Speech(lease) => Kind::Speech.refusal(&lease.named.name),
+            Self::Decoder(lease) => ModelKind::Decoder.refusal(&lease.requested.name),
+            Self::Encoder(lease) => ModelKind::Encoder.refusal(&lease.requested.name),
+            Self::Speech(lease) => ModelKind::Speech.refusal(&lease.requested.name),
         }
     }
 }
@@ -111,12 +111,12 @@ impl Lease {
 impl<M> Lease<M> {
     /// Where its requests are counted.
     pub(crate) fn metrics(&self) -> &Metrics {
-        &self.models.known[self.index].metrics
+        &self.models.entries[self.index].metrics
     }
 
     /// Where its answers are seen while they come.
     pub(crate) fn slots(&self) -> &Slots {
-        &self.models.known[self.index].slots
+        &self.models.entries[self.index].slots
     }
 
     /// Lets go of the model: it may be unloaded from now on.
@@ -135,7 +135,7 @@ impl<M> Deref for Lease<Arc<M>> {
 
 impl<M> fmt::Debug for Lease<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lease").field(&self.named).finish()
+        f.debug_tuple("Lease").field(&self.requested).finish()
     }
 }
 
@@ -143,30 +143,30 @@ impl<M> fmt::Debug for Lease<M> {
 pub(super) struct Waiter {
     models: Arc<Models>,
     index: usize,
-    ticket: Ticket,
+    load_waiter: LoadWaiter,
     since: Instant,
     /// Whether it is still to be told that it leaves.
     waits: bool,
 }
 
 impl Waiter {
-    pub(super) fn come(models: &Arc<Models>, index: usize) -> Self {
+    pub(super) fn enqueue(models: &Arc<Models>, index: usize) -> Self {
         Self {
             models: Arc::clone(models),
             index,
-            ticket: models.lock().come(index),
+            load_waiter: models.lock().enqueue(index),
             since: Instant::now(),
             waits: true,
         }
     }
 
     /// Waits until the model is there.
-    pub(super) async fn wait(mut self) -> Result<Lease<Served>, ApiError> {
+    pub(super) async fn wait(mut self) -> Result<Lease<LoadedHandle>, ApiError> {
         // Before the first question: what changes after it is not missed.
         let mut changes = self.models.changes.subscribe();
         let mut first = true;
         loop {
-            if let Some(outcome) = self.ask(first) {
+            if let Some(outcome) = self.poll(first) {
                 return outcome;
             }
             first = false;
@@ -176,48 +176,48 @@ impl Waiter {
     }
 
     /// Does what is to be done now; `None` when that is to wait.
-    fn ask(&mut self, first: bool) -> Option<Result<Lease<Served>, ApiError>> {
+    fn poll(&mut self, first: bool) -> Option<Result<Lease<LoadedHandle>, ApiError>> {
         let models = Arc::clone(&self.models);
         let mut residency = models.lock();
-        let loaded = matches!(residency.slots[self.index].state, State::Loaded(_));
+        let loaded = matches!(residency.models[self.index].state, State::Loaded(_));
         if models.is_draining() && !loaded {
             drop(residency);
             return Some(Err(ApiError::unavailable("the server is shutting down")));
         }
-        match residency.ask(self.index, &mut self.ticket, Instant::now()) {
-            Answer::Take => {
+        match residency.poll(self.index, &mut self.load_waiter, Instant::now()) {
+            Action::Take => {
                 self.waits = false;
                 let hold = Hold {
                     models: Arc::clone(&models),
                     index: self.index,
                 };
-                let model = residency.slots[self.index].resident();
+                let model = residency.models[self.index].resident();
                 let model = model.map(|resident| resident.model.clone());
                 drop(residency);
-                let known = &models.known[self.index];
+                let entry = &models.entries[self.index];
                 let lost = || ApiError::internal("a loaded model is not there");
                 return Some(model.ok_or_else(lost).map(|model| Lease {
                     model,
-                    named: Named::model(known),
+                    requested: RequestedModel::model(entry),
                     waited: self.since.elapsed(),
                     models: Arc::clone(&models),
                     index: self.index,
                     hold: Some(hold),
                 }));
             }
-            Answer::Load => models.begin_load(&mut residency, self.index),
-            Answer::Unload(other) => models.begin_unload(&mut residency, other),
-            Answer::Wait => {}
-            Answer::Failed(reason) => {
+            Action::Load => models.begin_load(&mut residency, self.index),
+            Action::Unload(other) => models.begin_unload(&mut residency, other),
+            Action::Wait => {}
+            Action::Failed(reason) => {
                 drop(residency);
-                let name = &models.known[self.index].name;
+                let name = &models.entries[self.index].name;
                 return Some(Err(ApiError::not_loaded(name, &reason)));
             }
         }
         let (waiting, most) = (residency.waiting(self.index), models.limits.max_waiting);
         drop(residency);
         let full = first && waiting > most;
-        full.then(|| Err(ApiError::many_wait(&models.known[self.index].name, most)))
+        full.then(|| Err(ApiError::many_wait(&models.entries[self.index].name, most)))
     }
 }
 
@@ -225,7 +225,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         if self.waits {
             let mut residency = self.models.lock();
-            residency.leave(self.index, &self.ticket, Instant::now());
+            residency.cancel(self.index, &self.load_waiter, Instant::now());
             drop(residency);
             // Others may stand further ahead now.
             self.models.changed();

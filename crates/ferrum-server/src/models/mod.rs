@@ -1,13 +1,12 @@
-//! The models of a server: loaded when they are asked for, and unloaded when they are not.
+//! Loads models on demand and evicts idle ones.
 //!
-//! A request asks for a model by name and gets a [`Lease`], for which it may have to wait: for a load that
-//! is under way, which all requests for the model share, or for a place, if only so many models may be
-//! loaded. `residency.rs` decides who gets which place; this file does what it says, on threads of their own,
-//! because loads take minutes and would keep requests from being read. What a request holds is not
-//! unloaded, so no answer is cut off.
+//! A request asks for a model by name and gets a [`Lease`]. It may have to wait: for a load that is under way, which all
+//! requests for the model share, or for capacity, if the number of loaded models is limited. `residency.rs` decides which
+//! models are loaded and evicted; this file carries that out on threads of their own, because loads take minutes and
+//! would keep requests from being read. A model with a lease is not unloaded, so no answer is cut off.
 //!
-//! A load that fails is told to those who waited for it, and the next request tries again. An engine that
-//! breaks is another matter: it stays, and says so, until somebody looks after the server.
+//! A failed load is reported to its waiters; the next request retries. An engine that fails stays resident and reports
+//! unhealthy until the server restarts.
 
 mod lease;
 mod residency;
@@ -21,10 +20,10 @@ pub(crate) use tests::demo;
 use crate::adapters::{self, Adapter, Adapters};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::metrics::{Figures, Metrics};
+use crate::metrics::{Metrics, ModelSnapshot};
 use crate::model::unix_time;
 use crate::response::Slot;
-use crate::served::{EngineMonitor, Kind, LoadedModel, OwnedEngine, Served};
+use crate::served::{EngineMonitor, LoadedHandle, LoadedModel, ModelKind, OwnedEngine};
 use crate::slots::Slots;
 use ferrum_engine::Health;
 use ferrum_engine::engine::EngineStats;
@@ -60,8 +59,8 @@ pub trait ModelLoader: Send + Sync + 'static {
     /// Why it cannot be loaded, for a person.
     fn load(&self, name: &str) -> Result<LoadedModel, String>;
 
-    /// Is told what happens to a model.
-    fn tell(&self, _name: &str, _event: ModelEvent<'_>) {}
+    /// Receives what happens to a model.
+    fn on_event(&self, _name: &str, _event: ModelEvent<'_>) {}
 }
 
 impl<F> ModelLoader for F
@@ -75,29 +74,29 @@ where
 
 /// What a request means by its `model`.
 #[derive(Clone, Debug)]
-pub(crate) struct Named {
+pub(crate) struct RequestedModel {
     /// As the request calls it.
     pub(crate) name: String,
     pub(crate) adapter: Option<AdapterId>,
 }
 
-impl Named {
-    fn model(known: &Known) -> Self {
+impl RequestedModel {
+    fn model(entry: &ModelEntry) -> Self {
         Self {
-            name: known.name.clone(),
+            name: entry.name.clone(),
             adapter: None,
         }
     }
 }
 
-/// What is known of a model whether it is loaded or not.
-pub(crate) struct Known {
+/// A model of the server, loaded or not.
+pub(crate) struct ModelEntry {
     pub(crate) name: String,
     pub(crate) metrics: Metrics,
     /// What is being answered.
     pub(crate) slots: Slots,
     /// Set when it is loaded for the first time.
-    facts: OnceLock<Facts>,
+    info: OnceLock<ModelInfo>,
     /// What its engines counted that are no more.
     past: Mutex<EngineStats>,
     /// Loads that came to an end, good or bad.
@@ -105,17 +104,17 @@ pub(crate) struct Known {
     failed_loads: AtomicU64,
 }
 
-impl Known {
+impl ModelEntry {
     /// `None` for a model that was never loaded.
-    pub(crate) fn facts(&self) -> Option<&Facts> {
-        self.facts.get()
+    pub(crate) fn info(&self) -> Option<&ModelInfo> {
+        self.info.get()
     }
 }
 
-/// What is known of a model once it was loaded: its sizes, and what it recommends.
+/// Sizes and recommended samplers of a model, available once it has been loaded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
-    pub(crate) kind: Kind,
+pub(crate) struct ModelInfo {
+    pub(crate) kind: ModelKind,
     /// Tokens of the longest sequence or text; `None` where sequences are not texts.
     pub(crate) context: Option<usize>,
     /// Tokens that the KV cache holds over all sequences, if it has one.
@@ -133,7 +132,7 @@ pub(crate) struct SamplingDefaults {
     pub(crate) min_p: f32,
 }
 
-/// A model of a server, as it is told to whoever starts it.
+/// Summary of a model for the caller of [`Server`](crate::Server).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSummary {
     /// As requests call it.
@@ -159,14 +158,14 @@ pub(crate) enum Status {
 
 /// A model that is in memory.
 struct Resident {
-    model: Served,
+    model: LoadedHandle,
     /// Gone when it is being unloaded.
     engine: Option<OwnedEngine>,
 }
 
 impl residency::Resident for Resident {
     fn has_failed(&self) -> bool {
-        self.model.life().failure().is_some()
+        self.model.monitor().failure().is_some()
     }
 }
 
@@ -182,12 +181,12 @@ struct Limits {
 
 /// See the [module](self).
 pub(crate) struct Models {
-    known: Vec<Known>,
+    entries: Vec<ModelEntry>,
     /// Further names, each with the number of its model.
     aliases: Vec<(String, usize)>,
     loader: Arc<dyn ModelLoader>,
     residency: Mutex<Residency<Resident>>,
-    /// Whoever waits is told that something changed.
+    /// Notifies waiters of changes.
     changes: watch::Sender<()>,
     adapters: Adapters,
     limits: Limits,
@@ -203,24 +202,29 @@ impl Models {
         config: &ServerConfig,
     ) -> Arc<Self> {
         let most = config.max_loaded_models.unwrap_or(names.len());
-        let residency = Residency::new(names.len(), most, config.model_turn, Instant::now());
-        let known = names.into_iter().map(|name| Known {
+        let residency = Residency::new(
+            names.len(),
+            most,
+            config.model_min_residency,
+            Instant::now(),
+        );
+        let entries = names.into_iter().map(|name| ModelEntry {
             name,
             metrics: Metrics::new(),
             slots: Slots::default(),
-            facts: OnceLock::new(),
+            info: OnceLock::new(),
             past: Mutex::default(),
             loads: AtomicU64::new(0),
             failed_loads: AtomicU64::new(0),
         });
-        let known: Vec<_> = known.collect();
+        let entries: Vec<_> = entries.collect();
         let alias = |(alias, name): &(String, String)| {
-            let index = known.iter().position(|known| known.name == *name)?;
+            let index = entries.iter().position(|entry| entry.name == *name)?;
             Some((alias.clone(), index))
         };
         Arc::new(Self {
             aliases: config.aliases.iter().filter_map(alias).collect(),
-            known,
+            entries,
             loader,
             residency: Mutex::new(residency),
             changes: watch::Sender::new(()),
@@ -260,12 +264,12 @@ impl Models {
     }
 
     /// The models in the order in which they were given.
-    pub(crate) fn list(&self) -> impl Iterator<Item = (&Known, Status)> {
+    pub(crate) fn list(&self) -> impl Iterator<Item = (&ModelEntry, Status)> {
         let residency = self.lock();
-        let status = residency.slots.iter().map(|slot| match &slot.state {
+        let status = residency.models.iter().map(|slot| match &slot.state {
             State::Loading => Status::Loading,
             State::Unloading(_) => Status::Unloading,
-            State::Loaded(resident) => match resident.model.life().failure() {
+            State::Loaded(resident) => match resident.model.monitor().failure() {
                 None => Status::Loaded,
                 Some(reason) => Status::Failed(reason),
             },
@@ -275,42 +279,42 @@ impl Models {
             },
         });
         let status: Vec<_> = status.collect();
-        self.known.iter().zip(status)
+        self.entries.iter().zip(status)
     }
 
     /// See [`ModelSummary`].
     pub(crate) fn summaries(&self) -> Vec<ModelSummary> {
-        let summary = |known: &Known| {
-            let facts = known.facts.get();
+        let summary = |entry: &ModelEntry| {
+            let info = entry.info.get();
             ModelSummary {
-                name: known.name.clone(),
-                kind: facts.map(|facts| facts.kind.word()),
-                context: facts.and_then(|facts| facts.context),
-                kv_tokens: facts.and_then(|facts| facts.kv_tokens),
+                name: entry.name.clone(),
+                kind: info.map(|info| info.kind.word()),
+                context: info.and_then(|info| info.context),
+                kv_tokens: info.and_then(|info| info.kv_tokens),
             }
         };
-        self.known.iter().map(summary).collect()
+        self.entries.iter().map(summary).collect()
     }
 
     /// The aliases, each with its model.
-    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&str, &Known)> {
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&str, &ModelEntry)> {
         let all = self.aliases.iter();
-        all.map(|(alias, index)| (alias.as_str(), &self.known[*index]))
+        all.map(|(alias, index)| (alias.as_str(), &self.entries[*index]))
     }
 
     /// The adapters by name, each with its model.
-    pub(crate) fn adapters(&self) -> Vec<(String, Adapter, &Known)> {
+    pub(crate) fn adapters(&self) -> Vec<(String, Adapter, &ModelEntry)> {
         let all = self.adapters.list().into_iter();
         let with_model = |(name, adapter): (String, Adapter)| {
-            let known = self.known.get(adapter.model)?;
-            Some((name, adapter, known))
+            let entry = self.entries.get(adapter.model)?;
+            Some((name, adapter, entry))
         };
         all.filter_map(with_model).collect()
     }
 
     /// All that a request can name.
     pub(crate) fn names(&self) -> Vec<String> {
-        let models = self.known.iter().map(|known| known.name.clone());
+        let models = self.entries.iter().map(|entry| entry.name.clone());
         let adapters = self.adapters.list().into_iter().map(|(name, _)| name);
         let aliases = self.aliases.iter().map(|(alias, _)| alias.clone());
         models.chain(adapters).chain(aliases).collect()
@@ -326,7 +330,7 @@ impl Models {
         let Some(asked) = asked else {
             return Ok((0, None));
         };
-        if let Some(index) = self.known.iter().position(|known| known.name == asked) {
+        if let Some(index) = self.entries.iter().position(|entry| entry.name == asked) {
             return Ok((index, None));
         }
         if let Some(adapter) = self.adapters.get(asked) {
@@ -342,7 +346,7 @@ impl Models {
     /// What a request means by its `model`, in full: the default where it says nothing.
     pub(crate) fn full_name<'a>(&'a self, asked: Option<&'a str>) -> Result<&'a str, ApiError> {
         let (index, _) = self.find(asked)?;
-        Ok(asked.unwrap_or(&self.known[index].name))
+        Ok(asked.unwrap_or(&self.entries[index].name))
     }
 
     // ---- Leases
@@ -356,10 +360,10 @@ impl Models {
     pub(crate) async fn lease_any(
         self: &Arc<Self>,
         asked: Option<&str>,
-    ) -> Result<Lease<Served>, ApiError> {
+    ) -> Result<Lease<LoadedHandle>, ApiError> {
         let (index, adapter) = self.find(asked)?;
         let lease = async {
-            let mut lease = Waiter::come(self, index).wait().await?;
+            let mut lease = Waiter::enqueue(self, index).wait().await?;
             if let Some(name) = asked {
                 let adapter = match adapter {
                     Some(adapter) => {
@@ -369,7 +373,7 @@ impl Models {
                     None => None,
                 };
                 // Answers name the model as the request does, also where that is an alias.
-                lease.named = Named {
+                lease.requested = RequestedModel {
                     name: name.to_owned(),
                     adapter,
                 };
@@ -395,20 +399,20 @@ impl Models {
     /// # Errors
     /// As the loader says them.
     pub(crate) async fn preload(self: &Arc<Self>, name: &str) -> Result<(), String> {
-        let index = self.known.iter().position(|known| known.name == name);
+        let index = self.entries.iter().position(|entry| entry.name == name);
         let index = index.ok_or_else(|| self.unknown(name).to_string())?;
-        let loaded = Waiter::come(self, index).wait().await;
+        let loaded = Waiter::enqueue(self, index).wait().await;
         let Err(error) = loaded else { return Ok(()) };
-        let failure = self.lock().slots[index].failure.clone();
+        let failure = self.lock().models[index].failure.clone();
         Err(failure.map_or_else(|| error.to_string(), |(_, reason)| reason))
     }
 
     /// What is said when a model was not there in time.
     fn late(&self, index: usize) -> ApiError {
         let residency = self.lock();
-        match residency.slots[index].state {
+        match residency.models[index].state {
             State::Loading | State::Loaded(_) => ApiError::timeout(),
-            State::Unloaded | State::Unloading(_) => ApiError::no_place(&self.known[index].name),
+            State::Unloaded | State::Unloading(_) => ApiError::no_place(&self.entries[index].name),
         }
     }
 
@@ -425,11 +429,11 @@ impl Models {
 
     /// Loads a model, on a thread of its own.
     fn load(&self, index: usize) {
-        let known = &self.known[index];
+        let entry = &self.entries[index];
         let began = Instant::now();
         let load = || {
-            self.loader.tell(&known.name, ModelEvent::Loading);
-            let (engine, model) = self.loader.load(&known.name)?.split();
+            self.loader.on_event(&entry.name, ModelEvent::Loading);
+            let (engine, model) = self.loader.load(&entry.name)?.split();
             Ok(Resident {
                 model,
                 engine: Some(engine),
@@ -437,19 +441,19 @@ impl Models {
         };
         let loaded = catch_unwind(AssertUnwindSafe(load));
         let loaded = loaded.unwrap_or_else(|_| Err("loading it panicked".to_owned()));
-        known.loads.fetch_add(1, Ordering::Relaxed);
+        entry.loads.fetch_add(1, Ordering::Relaxed);
         let event = match &loaded {
             Ok(resident) => {
-                known.facts.get_or_init(|| resident.model.facts());
+                entry.info.get_or_init(|| resident.model.info());
                 ModelEvent::Loaded(began.elapsed())
             }
             Err(reason) => {
-                known.failed_loads.fetch_add(1, Ordering::Relaxed);
+                entry.failed_loads.fetch_add(1, Ordering::Relaxed);
                 ModelEvent::Failed(reason)
             }
         };
-        // Before anybody can act on it, so that what is told is in order.
-        self.loader.tell(&known.name, event);
+        // Before other threads can act on the outcome, so that events are in order.
+        self.loader.on_event(&entry.name, event);
         let mut residency = self.lock();
         // Nobody has asked the engine for anything yet, so nothing is lost.
         let (loaded, unwanted) = match loaded {
@@ -477,8 +481,8 @@ impl Models {
             let gone = models.end(&mut models.lock(), index);
             drop(gone);
             models.changed();
-            let name = &models.known[index].name;
-            models.loader.tell(name, ModelEvent::Unloaded);
+            let name = &models.entries[index].name;
+            models.loader.on_event(name, ModelEvent::Unloaded);
         };
         let thread = thread::Builder::new().name("ferrum-unload".into());
         if thread.spawn(unload).is_err() {
@@ -492,16 +496,16 @@ impl Models {
     fn end(&self, residency: &mut Residency<Resident>, index: usize) -> State<Resident> {
         let gone = residency.unloaded(index);
         if let State::Unloading(resident) = &gone {
-            let stats = resident.model.life().stats();
-            let past = self.known[index].past.lock();
+            let stats = resident.model.monitor().stats();
+            let past = self.entries[index].past.lock();
             let mut past = past.unwrap_or_else(PoisonError::into_inner);
             *past = stats.after(&past);
         }
         gone
     }
 
-    /// Unloads what nobody has used for a while, for as long as the server runs.
-    pub(crate) async fn keep_house(self: Arc<Self>) {
+    /// Unloads models that have been idle for a while, for as long as the server runs.
+    pub(crate) async fn unload_idle_models(self: Arc<Self>) {
         let Some(idle) = self.limits.idle else {
             return;
         };
@@ -548,7 +552,7 @@ impl Models {
     ) -> Result<(), ApiError> {
         let model = self.base(base)?;
         let place = self.adapter_place(name)?;
-        let lease = self.lease(Some(&self.known[model].name)).await?;
+        let lease = self.lease(Some(&self.entries[model].name)).await?;
         let id = adapters::load(&lease.served.engine, dir).await?;
         lease.adapters.insert(place.key(), id);
         place.fill(model, dir, given);
@@ -557,12 +561,12 @@ impl Models {
 
     /// Takes note of an adapter of the first model, which is loaded with it: now if it is there, else when
     /// it is asked for.
-    pub(crate) async fn give_adapter(
+    pub(crate) async fn add_startup_adapter(
         self: &Arc<Self>,
         name: &str,
         dir: &Path,
     ) -> Result<(), ApiError> {
-        if matches!(self.lock().slots[0].state, State::Loaded(_)) {
+        if matches!(self.lock().models[0].state, State::Loaded(_)) {
             return self.add_adapter(name, dir, None, true).await;
         }
         let place = self.adapter_place(name)?;
@@ -572,7 +576,7 @@ impl Models {
     }
 
     fn adapter_place<'a>(&'a self, name: &'a str) -> Result<adapters::Place<'a>, ApiError> {
-        if self.known.iter().any(|known| known.name == name) {
+        if self.entries.iter().any(|entry| entry.name == name) {
             return Err(ApiError::invalid("lora_name", "the model has this name"));
         }
         self.adapters.take(name, self.limits.max_adapters)
@@ -582,9 +586,13 @@ impl Models {
         let Some(name) = name else {
             return Ok(0);
         };
-        let found = self.known.iter().position(|known| known.name == name);
+        let found = self.entries.iter().position(|entry| entry.name == name);
         found.ok_or_else(|| {
-            let names: Vec<_> = self.known.iter().map(|known| known.name.clone()).collect();
+            let names: Vec<_> = self
+                .entries
+                .iter()
+                .map(|entry| entry.name.clone())
+                .collect();
             ApiError::no_model("base_model_name", name, &names)
         })
     }
@@ -602,7 +610,7 @@ impl Models {
             let message = format!("the adapter {name:?} could not be loaded again: {e}");
             ApiError::unavailable(message)
         })?;
-        // It may have been unloaded meanwhile, by whoever did not see it in the engine.
+        // A concurrent request may have removed it before it was in the engine.
         let current = self.adapters.get(name);
         if current.is_none_or(|current| current.key != adapter.key) {
             lease.adapters.unload(engine, adapter.key);
@@ -619,7 +627,7 @@ impl Models {
     pub(crate) fn unload_adapter(&self, name: &str, given_too: bool) -> Result<(), ApiError> {
         let adapter = self.adapters.remove(name, given_too)?;
         let residency = self.lock();
-        let resident = residency.slots[adapter.model].resident();
+        let resident = residency.models[adapter.model].resident();
         if let Some(model) = resident.and_then(|resident| resident.model.decoder()) {
             model.adapters.unload(&model.served.engine, adapter.key);
         }
@@ -631,13 +639,13 @@ impl Models {
     /// The engines that there are, with their models' names.
     pub(crate) fn engines(&self) -> Vec<(&str, EngineMonitor)> {
         let residency = self.lock();
-        let slots = self.known.iter().zip(&residency.slots);
-        let engines = slots.filter_map(|(known, slot)| {
+        let slots = self.entries.iter().zip(&residency.models);
+        let engines = slots.filter_map(|(entry, slot)| {
             let resident = slot.resident()?;
             // One that was told to end is of interest only as long as it has not.
             let told = matches!(slot.state, State::Unloading(_));
-            let engine = resident.model.life();
-            (!told || engine.health() != Health::Stopped).then_some((known.name.as_str(), engine))
+            let engine = resident.model.monitor();
+            (!told || engine.health() != Health::Stopped).then_some((entry.name.as_str(), engine))
         });
         engines.collect()
     }
@@ -648,40 +656,40 @@ impl Models {
     /// 404 for a name that nothing has.
     pub(crate) fn slots(&self, asked: Option<&str>) -> Result<Vec<Slot>, ApiError> {
         let (index, _) = self.find(asked)?;
-        let known = &self.known[index];
+        let entry = &self.entries[index];
         let residency = self.lock();
-        let model = residency.slots[index].resident();
+        let model = residency.models[index].resident();
         let model = model.and_then(|resident| resident.model.decoder());
         let sizes = model.map(|model| (model.served.engine.max_seqs(), model.served.context));
         drop(residency);
         Ok(sizes.map_or_else(Vec::new, |(count, context)| {
-            known.slots.list(count, context)
+            entry.slots.list(count, context)
         }))
     }
 
-    /// Figures of all models.
-    pub(crate) fn figures(&self) -> Vec<Figures<'_>> {
+    /// Snapshots of all models, for metrics.
+    pub(crate) fn snapshots(&self) -> Vec<ModelSnapshot<'_>> {
         let adapters = self.adapters().into_iter();
-        let adapted: Vec<_> = adapters.map(|(_, _, known)| &known.name).collect();
+        let adapted: Vec<_> = adapters.map(|(_, _, entry)| &entry.name).collect();
         let most = self.limits.max_adapters;
         let residency = self.lock();
-        let models = self.known.iter().zip(&residency.slots);
-        let figures = models.map(|(known, slot)| {
-            let past = known.past.lock();
+        let models = self.entries.iter().zip(&residency.models);
+        let snapshots = models.map(|(entry, slot)| {
+            let past = entry.past.lock();
             let past = *past.unwrap_or_else(PoisonError::into_inner);
             let resident = slot.resident();
-            let stats = resident.map(|resident| resident.model.life().stats());
-            Figures {
-                model: &known.name,
+            let stats = resident.map(|resident| resident.model.monitor().stats());
+            ModelSnapshot {
+                model: &entry.name,
                 loaded: matches!(&slot.state, State::Loaded(resident) if !resident.has_failed()),
-                loads: known.loads.load(Ordering::Relaxed),
-                failed_loads: known.failed_loads.load(Ordering::Relaxed),
-                max_adapters: adapted.contains(&&known.name).then_some(most),
+                loads: entry.loads.load(Ordering::Relaxed),
+                failed_loads: entry.failed_loads.load(Ordering::Relaxed),
+                max_adapters: adapted.contains(&&entry.name).then_some(most),
                 stats: stats.unwrap_or_default().after(&past),
-                metrics: &known.metrics,
+                metrics: &entry.metrics,
             }
         });
-        figures.collect()
+        snapshots.collect()
     }
 
     /// Takes nothing new; answers go on.
@@ -722,7 +730,7 @@ impl Models {
 
     fn take_engines(&self) -> Vec<OwnedEngine> {
         let mut residency = self.lock();
-        let slots = residency.slots.iter_mut();
+        let slots = residency.models.iter_mut();
         let engines = slots.filter_map(|slot| match &mut slot.state {
             State::Loaded(resident) => resident.engine.take(),
             _ => None,

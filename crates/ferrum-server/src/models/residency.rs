@@ -1,12 +1,11 @@
-//! Which models are loaded, who waits for one, and which has to go: decisions only.
+//! Model residency: decides which models to load and evict. Decisions only.
 //!
-//! Nothing here waits, loads or looks at a clock: each question brings the time, and each answer says what
-//! to do. So the order of things can be tested without any model.
+//! Has no clock, threads or I/O: callers pass the time and carry out the returned action, so tests need no model.
 //!
-//! There are so many places; a model that is being loaded or unloaded has one, too. Models that want one
-//! stand in a queue. The first takes a free place, or that of the idle model that was used least recently.
-//! Where no model is ever idle, one that has been loaded for a turn takes nobody new while the queue has
-//! waited that long, so it becomes idle; what it has begun goes on to its end.
+//! Capacity is fixed; loading and unloading models count. Waiting models queue. The first takes free capacity or evicts
+//! the least recently used idle model. If no model is idle and the queue has waited for `min_residency`, one that has been
+//! loaded for as long stops accepting requests, finishes its running requests and is evicted: the one requested least
+//! recently.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ pub(super) enum State<T> {
 
 /// A model.
 #[derive(Debug)]
-pub(super) struct Slot<T> {
+pub(super) struct ModelState<T> {
     pub(super) state: State<T>,
     /// Requests that use it, and those that will as soon as it is loaded: it stays for them.
     holds: usize,
@@ -42,13 +41,13 @@ pub(super) struct Slot<T> {
     loaded_at: Instant,
     /// When it was last asked for.
     asked_at: Instant,
-    /// Since when nobody holds it.
+    /// When its last hold was released.
     idle_since: Instant,
 }
 
 /// What a waiting request has so far.
 #[derive(Debug, Default)]
-pub(super) struct Ticket {
+pub(super) struct LoadWaiter {
     /// Whether it is counted among the holds.
     holds: bool,
     /// The load that it waits for.
@@ -57,7 +56,7 @@ pub(super) struct Ticket {
 
 /// What to do for a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Action {
     /// The model is there, and held.
     Take,
     /// Load the model now.
@@ -73,17 +72,22 @@ pub(super) enum Answer {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Residency<T> {
-    pub(super) slots: Vec<Slot<T>>,
+    pub(super) models: Vec<ModelState<T>>,
     /// Models that want a place, and since when.
     queue: VecDeque<(usize, Instant)>,
-    most: usize,
-    turn: Duration,
+    capacity: usize,
+    min_residency: Duration,
 }
 
 impl<T: Resident> Residency<T> {
-    /// `count` models, of which `most` may be loaded. See the module about `turn`.
-    pub(super) fn new(count: usize, most: usize, turn: Duration, now: Instant) -> Self {
-        let slot = |_| Slot {
+    /// `count` models, of which `capacity` may be loaded. See the module about `min_residency`.
+    pub(super) fn new(
+        count: usize,
+        capacity: usize,
+        min_residency: Duration,
+        now: Instant,
+    ) -> Self {
+        let model = |_| ModelState {
             state: State::Unloaded,
             holds: 0,
             waiting: 0,
@@ -94,130 +98,130 @@ impl<T: Resident> Residency<T> {
             idle_since: now,
         };
         Self {
-            slots: (0..count).map(slot).collect(),
+            models: (0..count).map(model).collect(),
             queue: VecDeque::new(),
-            // With none, nobody would ever be answered.
-            most: most.max(1),
-            turn,
+            // With no capacity, no request would ever be answered.
+            capacity: capacity.max(1),
+            min_residency,
         }
     }
 
     /// Requests that wait for a model.
     pub(super) fn waiting(&self, index: usize) -> usize {
-        self.slots[index].waiting
+        self.models[index].waiting
     }
 
     /// A request comes to wait.
-    pub(super) fn come(&mut self, index: usize) -> Ticket {
-        self.slots[index].waiting += 1;
-        Ticket::default()
+    pub(super) fn enqueue(&mut self, index: usize) -> LoadWaiter {
+        self.models[index].waiting += 1;
+        LoadWaiter::default()
     }
 
     /// What to do for a request that came. After `Take` it has left, and holds the model.
-    pub(super) fn ask(&mut self, index: usize, ticket: &mut Ticket, now: Instant) -> Answer {
-        match self.slots[index].state {
+    pub(super) fn poll(&mut self, index: usize, waiter: &mut LoadWaiter, now: Instant) -> Action {
+        match self.models[index].state {
             State::Loaded(_) => {
                 // Who has waited for it to be loaded is never turned away.
-                if !ticket.holds && self.is_closed(index, now) {
-                    return Answer::Wait;
+                if !waiter.holds && self.is_draining(index, now) {
+                    return Action::Wait;
                 }
-                let slot = &mut self.slots[index];
-                slot.holds += usize::from(!ticket.holds);
-                slot.waiting -= 1;
-                slot.asked_at = now;
-                Answer::Take
+                let model = &mut self.models[index];
+                model.holds += usize::from(!waiter.holds);
+                model.waiting -= 1;
+                model.asked_at = now;
+                Action::Take
             }
             State::Loading => {
-                self.join(index, ticket);
-                Answer::Wait
+                self.join(index, waiter);
+                Action::Wait
             }
-            State::Unloading(_) => Answer::Wait,
-            State::Unloaded => self.ask_for_place(index, ticket, now),
+            State::Unloading(_) => Action::Wait,
+            State::Unloaded => self.poll_unloaded(index, waiter, now),
         }
     }
 
     /// Counts a request among those that a load is for.
-    fn join(&mut self, index: usize, ticket: &mut Ticket) {
-        let slot = &mut self.slots[index];
-        slot.holds += usize::from(!ticket.holds);
-        ticket.holds = true;
-        ticket.joined = Some(slot.attempts);
+    fn join(&mut self, index: usize, waiter: &mut LoadWaiter) {
+        let model = &mut self.models[index];
+        model.holds += usize::from(!waiter.holds);
+        waiter.holds = true;
+        waiter.joined = Some(model.attempts);
     }
 
-    fn ask_for_place(&mut self, index: usize, ticket: &mut Ticket, now: Instant) -> Answer {
-        if let (Some(joined), Some((failed, reason))) = (ticket.joined, &self.slots[index].failure)
+    fn poll_unloaded(&mut self, index: usize, waiter: &mut LoadWaiter, now: Instant) -> Action {
+        if let (Some(joined), Some((failed, reason))) = (waiter.joined, &self.models[index].failure)
             && *failed >= joined
         {
-            return Answer::Failed(reason.clone());
+            return Action::Failed(reason.clone());
         }
         let known = self.queue.iter().position(|&(other, _)| other == index);
         let position = known.unwrap_or_else(|| {
             self.queue.push_back((index, now));
             self.queue.len() - 1
         });
-        let (free, coming) = self.room();
+        let (free, coming) = self.free_capacity();
         if position < free {
             self.queue.remove(position);
-            let slot = &mut self.slots[index];
-            slot.attempts += 1;
-            slot.state = State::Loading;
-            self.join(index, ticket);
-            return Answer::Load;
+            let model = &mut self.models[index];
+            model.attempts += 1;
+            model.state = State::Loading;
+            self.join(index, waiter);
+            return Action::Load;
         }
-        match self.victim() {
-            Some(victim) if position >= free + coming => Answer::Unload(victim),
-            _ => Answer::Wait,
+        match self.lru_idle() {
+            Some(idle) if position >= free + coming => Action::Unload(idle),
+            _ => Action::Wait,
         }
     }
 
     /// A request goes without the model.
-    pub(super) fn leave(&mut self, index: usize, ticket: &Ticket, now: Instant) {
-        self.slots[index].waiting -= 1;
-        if ticket.holds {
+    pub(super) fn cancel(&mut self, index: usize, waiter: &LoadWaiter, now: Instant) {
+        self.models[index].waiting -= 1;
+        if waiter.holds {
             self.release(index, now);
         }
-        if self.slots[index].waiting == 0 {
+        if self.models[index].waiting == 0 {
             self.queue.retain(|&(other, _)| other != index);
         }
     }
 
     /// One more holds a model that is held.
     pub(super) fn hold(&mut self, index: usize) {
-        self.slots[index].holds += 1;
+        self.models[index].holds += 1;
     }
 
     /// Whoever held a model lets go of it. Whether it was the last.
     pub(super) fn release(&mut self, index: usize, now: Instant) -> bool {
-        let slot = &mut self.slots[index];
-        slot.holds -= 1;
-        slot.idle_since = now;
-        slot.holds == 0
+        let model = &mut self.models[index];
+        model.holds -= 1;
+        model.idle_since = now;
+        model.holds == 0
     }
 
     /// A load has ended.
     pub(super) fn loaded(&mut self, index: usize, outcome: Result<T, String>, now: Instant) {
-        let slot = &mut self.slots[index];
+        let model = &mut self.models[index];
         match outcome {
             Ok(resident) => {
-                slot.state = State::Loaded(resident);
-                slot.failure = None;
-                (slot.loaded_at, slot.idle_since) = (now, now);
+                model.state = State::Loaded(resident);
+                model.failure = None;
+                (model.loaded_at, model.idle_since) = (now, now);
             }
             Err(reason) => {
-                slot.state = State::Unloaded;
-                slot.failure = Some((slot.attempts, reason));
+                model.state = State::Unloaded;
+                model.failure = Some((model.attempts, reason));
             }
         }
     }
 
     /// Begins to unload a model, and gives what stands there; `None` when it is not loaded.
     pub(super) fn unload(&mut self, index: usize) -> Option<&mut T> {
-        let slot = &mut self.slots[index];
-        match std::mem::replace(&mut slot.state, State::Unloaded) {
-            State::Loaded(resident) => slot.state = State::Unloading(resident),
-            other => slot.state = other,
+        let model = &mut self.models[index];
+        match std::mem::replace(&mut model.state, State::Unloaded) {
+            State::Loaded(resident) => model.state = State::Unloading(resident),
+            other => model.state = other,
         }
-        match &mut slot.state {
+        match &mut model.state {
             State::Unloading(resident) => Some(resident),
             _ => None,
         }
@@ -225,63 +229,64 @@ impl<T: Resident> Residency<T> {
 
     /// A model has ended.
     pub(super) fn unloaded(&mut self, index: usize) -> State<T> {
-        std::mem::replace(&mut self.slots[index].state, State::Unloaded)
+        std::mem::replace(&mut self.models[index].state, State::Unloaded)
     }
 
-    /// A model that nobody has used for so long, or else the time until there may be one.
+    /// A model that has been idle for so long, or else the time until there may be one.
     pub(super) fn overdue(&self, idle: Duration, now: Instant) -> Result<usize, Option<Duration>> {
-        let resting =
-            self.slots.iter().enumerate().filter(|(_, slot)| {
-                slot.holds == 0 && slot.waiting == 0 && slot.is_loaded_and_well()
-            });
-        let left = |slot: &Slot<T>| idle.saturating_sub(now.duration_since(slot.idle_since));
-        let first = resting.min_by_key(|(_, slot)| left(slot));
+        let resting = self.models.iter().enumerate().filter(|(_, model)| {
+            model.holds == 0 && model.waiting == 0 && model.is_loaded_and_well()
+        });
+        let left =
+            |model: &ModelState<T>| idle.saturating_sub(now.duration_since(model.idle_since));
+        let first = resting.min_by_key(|(_, model)| left(model));
         match first {
-            Some((index, slot)) if left(slot).is_zero() => Ok(index),
-            first => Err(first.map(|(_, slot)| left(slot))),
+            Some((index, model)) if left(model).is_zero() => Ok(index),
+            first => Err(first.map(|(_, model)| left(model))),
         }
     }
 
     /// Places that are free, and those that will be.
-    fn room(&self) -> (usize, usize) {
+    fn free_capacity(&self) -> (usize, usize) {
         let (mut taken, mut coming) = (0, 0);
-        for slot in &self.slots {
-            match &slot.state {
+        for model in &self.models {
+            match &model.state {
                 State::Unloaded => {}
                 State::Loaded(resident) if resident.has_failed() => {}
                 State::Loaded(_) | State::Loading => taken += 1,
                 State::Unloading(_) => coming += 1,
             }
         }
-        (self.most.saturating_sub(taken + coming), coming)
+        (self.capacity.saturating_sub(taken + coming), coming)
     }
 
     /// The idle model that was used least recently.
-    fn victim(&self) -> Option<usize> {
-        let idle = self.slots.iter().enumerate();
-        let idle = idle.filter(|(_, slot)| slot.holds == 0 && slot.is_loaded_and_well());
-        let oldest = idle.min_by_key(|(_, slot)| slot.idle_since);
+    fn lru_idle(&self) -> Option<usize> {
+        let idle = self.models.iter().enumerate();
+        let idle = idle.filter(|(_, model)| model.holds == 0 && model.is_loaded_and_well());
+        let oldest = idle.min_by_key(|(_, model)| model.idle_since);
         oldest.map(|(index, _)| index)
     }
 
-    /// Whether a loaded model takes nobody new, so that others get its place.
-    fn is_closed(&self, index: usize, now: Instant) -> bool {
+    /// Whether a loaded model accepts no new requests, so that it becomes idle and is evicted.
+    fn is_draining(&self, index: usize, now: Instant) -> bool {
         let Some(&(_, since)) = self.queue.front() else {
             return false;
         };
-        let over = |since: Instant| now.duration_since(since) >= self.turn;
-        let other_goes = self.victim().is_some_and(|victim| victim != index);
-        if !over(since) || self.room() != (0, 0) || other_goes {
+        let over = |since: Instant| now.duration_since(since) >= self.min_residency;
+        let other_goes = self.lru_idle().is_some_and(|idle| idle != index);
+        if !over(since) || self.free_capacity() != (0, 0) || other_goes {
             return false;
         }
-        let slots = self.slots.iter().enumerate();
-        let had_turn = slots.filter(|(_, slot)| slot.is_loaded_and_well() && over(slot.loaded_at));
-        let oldest = had_turn.min_by_key(|(_, slot)| slot.asked_at);
+        let models = self.models.iter().enumerate();
+        let replaceable =
+            models.filter(|(_, model)| model.is_loaded_and_well() && over(model.loaded_at));
+        let oldest = replaceable.min_by_key(|(_, model)| model.asked_at);
         oldest.is_some_and(|(oldest, _)| oldest == index)
     }
 }
 
-impl<T: Resident> Slot<T> {
+impl<T: Resident> ModelState<T> {
     fn is_loaded_and_well(&self) -> bool {
         matches!(&self.state, State::Loaded(resident) if !resident.has_failed())
     }

@@ -1,4 +1,4 @@
-use super::residency::{Answer, Residency, Resident, Ticket};
+use super::residency::{Action, LoadWaiter, Residency, Resident};
 use super::*;
 use crate::config::ServerConfig;
 use crate::model::ServedModel;
@@ -56,18 +56,18 @@ impl Resident for Thing {
     }
 }
 
-const TURN: Duration = Duration::from_secs(10);
+const MIN_RESIDENCY: Duration = Duration::from_secs(10);
 
-/// Places with a clock that the test moves.
+/// Residency with a clock that the test moves.
 struct World {
     residency: Residency<Thing>,
     now: Instant,
 }
 
 impl World {
-    fn new(count: usize, most: usize) -> Self {
+    fn new(count: usize, capacity: usize) -> Self {
         let now = Instant::now();
-        let residency = Residency::new(count, most, TURN, now);
+        let residency = Residency::new(count, capacity, MIN_RESIDENCY, now);
         Self { residency, now }
     }
 
@@ -75,15 +75,15 @@ impl World {
         self.now += Duration::from_secs(seconds);
     }
 
-    fn ask(&mut self, index: usize, ticket: &mut Ticket) -> Answer {
-        self.residency.ask(index, ticket, self.now)
+    fn poll(&mut self, index: usize, waiter: &mut LoadWaiter) -> Action {
+        self.residency.poll(index, waiter, self.now)
     }
 
-    /// A new request and what it is told.
-    fn come(&mut self, index: usize) -> (Ticket, Answer) {
-        let mut ticket = self.residency.come(index);
-        let answer = self.ask(index, &mut ticket);
-        (ticket, answer)
+    /// Enqueues a request and polls it once.
+    fn enqueue(&mut self, index: usize) -> (LoadWaiter, Action) {
+        let mut waiter = self.residency.enqueue(index);
+        let action = self.poll(index, &mut waiter);
+        (waiter, action)
     }
 
     fn loaded(&mut self, index: usize, outcome: Result<Thing, &str>) {
@@ -93,10 +93,10 @@ impl World {
 
     /// Has a model loaded, and held once.
     fn load(&mut self, index: usize) {
-        let (mut ticket, answer) = self.come(index);
-        assert_eq!(answer, Answer::Load);
+        let (mut waiter, action) = self.enqueue(index);
+        assert_eq!(action, Action::Load);
         self.loaded(index, Ok(Thing(false)));
-        assert_eq!(self.ask(index, &mut ticket), Answer::Take);
+        assert_eq!(self.poll(index, &mut waiter), Action::Take);
     }
 
     fn release(&mut self, index: usize) {
@@ -112,36 +112,42 @@ impl World {
 #[test]
 fn a_load_is_shared_and_its_failure_told_to_those_who_waited() {
     let mut world = World::new(1, 1);
-    let (mut first, answer) = world.come(0);
-    assert_eq!(answer, Answer::Load);
-    let (mut second, answer) = world.come(0);
-    assert_eq!(answer, Answer::Wait);
+    let (mut first, action) = world.enqueue(0);
+    assert_eq!(action, Action::Load);
+    let (mut second, action) = world.enqueue(0);
+    assert_eq!(action, Action::Wait);
     world.loaded(0, Err("no"));
-    for ticket in [&mut first, &mut second] {
-        assert_eq!(world.ask(0, ticket), Answer::Failed("no".into()));
+    for waiter in [&mut first, &mut second] {
+        assert_eq!(world.poll(0, waiter), Action::Failed("no".into()));
         let now = world.now;
-        world.residency.leave(0, ticket, now);
+        world.residency.cancel(0, waiter, now);
     }
     // Who comes later tries again, and nothing is left of the others.
     world.load(0);
     assert_eq!(world.residency.waiting(0), 0);
     world.release(0);
-    assert_eq!(world.residency.overdue(TURN, world.now), Err(Some(TURN)));
+    assert_eq!(
+        world.residency.overdue(MIN_RESIDENCY, world.now),
+        Err(Some(MIN_RESIDENCY))
+    );
 }
 
 #[test]
 fn who_goes_while_it_is_loaded_holds_nothing() {
     let mut world = World::new(1, 1);
-    let (ticket, answer) = world.come(0);
-    assert_eq!(answer, Answer::Load);
+    let (waiter, action) = world.enqueue(0);
+    assert_eq!(action, Action::Load);
     let now = world.now;
-    world.residency.leave(0, &ticket, now);
+    world.residency.cancel(0, &waiter, now);
     world.loaded(0, Ok(Thing(false)));
     world.pass(5);
-    let left = TURN - Duration::from_secs(5);
-    assert_eq!(world.residency.overdue(TURN, world.now), Err(Some(left)));
+    let left = MIN_RESIDENCY - Duration::from_secs(5);
+    assert_eq!(
+        world.residency.overdue(MIN_RESIDENCY, world.now),
+        Err(Some(left))
+    );
     world.pass(5);
-    assert_eq!(world.residency.overdue(TURN, world.now), Ok(0));
+    assert_eq!(world.residency.overdue(MIN_RESIDENCY, world.now), Ok(0));
 }
 
 #[test]
@@ -152,90 +158,90 @@ fn the_idle_one_that_was_used_least_recently_goes() {
         world.pass(1);
         world.release(index);
     }
-    let (mut ticket, answer) = world.come(2);
-    assert_eq!(answer, Answer::Unload(0));
+    let (mut waiter, action) = world.enqueue(2);
+    assert_eq!(action, Action::Unload(0));
     assert!(world.residency.unload(0).is_some());
     // One place is enough for all that wait for the same model, and another model has the next.
-    assert_eq!(world.ask(2, &mut ticket), Answer::Wait);
-    assert_eq!(world.come(2).1, Answer::Wait);
-    let (mut third, answer) = world.come(3);
-    assert_eq!(answer, Answer::Unload(1));
+    assert_eq!(world.poll(2, &mut waiter), Action::Wait);
+    assert_eq!(world.enqueue(2).1, Action::Wait);
+    let (mut third, action) = world.enqueue(3);
+    assert_eq!(action, Action::Unload(1));
     assert!(world.residency.unload(1).is_some());
     world.residency.unloaded(1);
     // The first in the queue is the first to go.
-    assert_eq!(world.ask(3, &mut third), Answer::Wait);
-    assert_eq!(world.ask(2, &mut ticket), Answer::Load);
+    assert_eq!(world.poll(3, &mut third), Action::Wait);
+    assert_eq!(world.poll(2, &mut waiter), Action::Load);
     world.residency.unloaded(0);
-    assert_eq!(world.ask(3, &mut third), Answer::Load);
+    assert_eq!(world.poll(3, &mut third), Action::Load);
 }
 
 #[test]
 fn what_is_held_stays_and_its_place_comes_when_it_is_not() {
     let mut world = World::new(2, 1);
     world.load(0);
-    let (mut ticket, answer) = world.come(1);
-    assert_eq!(answer, Answer::Wait);
+    let (mut waiter, action) = world.enqueue(1);
+    assert_eq!(action, Action::Wait);
     world.residency.hold(0);
     assert!(!world.residency.release(0, world.now));
-    assert_eq!(world.ask(1, &mut ticket), Answer::Wait);
+    assert_eq!(world.poll(1, &mut waiter), Action::Wait);
     world.release(0);
-    assert_eq!(world.ask(1, &mut ticket), Answer::Unload(0));
+    assert_eq!(world.poll(1, &mut waiter), Action::Unload(0));
     world.unload(0);
-    assert_eq!(world.ask(1, &mut ticket), Answer::Load);
+    assert_eq!(world.poll(1, &mut waiter), Action::Load);
 }
 
 #[test]
 fn a_model_that_is_never_idle_ends_its_turn() {
     let mut world = World::new(2, 1);
     world.load(0);
-    let (mut ticket, answer) = world.come(1);
-    assert_eq!(answer, Answer::Wait);
+    let (mut waiter, action) = world.enqueue(1);
+    assert_eq!(action, Action::Wait);
     world.pass(9);
-    // Before the turn is over, whoever comes is served.
-    assert_eq!(world.come(0).1, Answer::Take);
+    // Within the minimum residency, new requests are accepted.
+    assert_eq!(world.enqueue(0).1, Action::Take);
     world.pass(1);
-    let (mut late, answer) = world.come(0);
-    assert_eq!(answer, Answer::Wait);
+    let (mut late, action) = world.enqueue(0);
+    assert_eq!(action, Action::Wait);
     assert!(!world.residency.release(0, world.now));
     world.release(0);
-    assert_eq!(world.ask(0, &mut late), Answer::Wait);
-    assert_eq!(world.ask(1, &mut ticket), Answer::Unload(0));
+    assert_eq!(world.poll(0, &mut late), Action::Wait);
+    assert_eq!(world.poll(1, &mut waiter), Action::Unload(0));
     world.unload(0);
-    assert_eq!(world.ask(1, &mut ticket), Answer::Load);
+    assert_eq!(world.poll(1, &mut waiter), Action::Load);
     // A load may take long; who waited for it is served before the other has its turn again.
-    assert_eq!(world.ask(0, &mut late), Answer::Wait);
+    assert_eq!(world.poll(0, &mut late), Action::Wait);
     world.pass(60);
     world.loaded(1, Ok(Thing(false)));
-    assert_eq!(world.ask(0, &mut late), Answer::Wait);
-    assert_eq!(world.ask(1, &mut ticket), Answer::Take);
-    assert_eq!(world.come(1).1, Answer::Take);
+    assert_eq!(world.poll(0, &mut late), Action::Wait);
+    assert_eq!(world.poll(1, &mut waiter), Action::Take);
+    assert_eq!(world.enqueue(1).1, Action::Take);
     world.pass(10);
-    assert_eq!(world.come(1).1, Answer::Wait);
+    assert_eq!(world.enqueue(1).1, Action::Wait);
 }
 
 #[test]
 fn a_turn_does_not_end_for_somebody_who_has_gone() {
     let mut world = World::new(2, 1);
     world.load(0);
-    let (ticket, _) = world.come(1);
+    let (waiter, _) = world.enqueue(1);
     world.pass(20);
-    assert_eq!(world.come(0).1, Answer::Wait);
+    assert_eq!(world.enqueue(0).1, Action::Wait);
     let now = world.now;
-    world.residency.leave(1, &ticket, now);
-    assert_eq!(world.come(0).1, Answer::Take);
+    world.residency.cancel(1, &waiter, now);
+    assert_eq!(world.enqueue(0).1, Action::Take);
 }
 
 #[test]
 fn what_broke_takes_no_place_and_stays() {
     let mut world = World::new(2, 1);
-    let (mut ticket, _) = world.come(0);
+    let (mut waiter, _) = world.enqueue(0);
     world.loaded(0, Ok(Thing(true)));
-    assert_eq!(world.ask(0, &mut ticket), Answer::Take);
+    assert_eq!(world.poll(0, &mut waiter), Action::Take);
     world.release(0);
     world.load(1);
     world.pass(100);
-    assert_eq!(world.residency.overdue(TURN, world.now), Err(None));
-    assert_eq!(world.come(0).1, Answer::Take);
+    assert_eq!(world.residency.overdue(MIN_RESIDENCY, world.now), Err(None));
+    assert_eq!(world.enqueue(0).1, Action::Take);
 }
 
 // ---- Doing it
@@ -268,7 +274,7 @@ async fn a_lease_keeps_its_model_and_its_end_frees_it() {
     assert!(!waiting.is_finished() && engine.health().is_alive());
     drop(again);
     let other = waiting.await.unwrap().unwrap();
-    assert_eq!(other.named.name, "b");
+    assert_eq!(other.requested.name, "b");
     assert_eq!(engine.health(), Health::Stopped);
     let status: Vec<_> = models.list().map(|(_, status)| status).collect();
     assert_eq!(status, [Status::Unloaded, Status::Loaded]);

@@ -2,16 +2,16 @@
 
 use super::components::{Components, all_of, any_of};
 use crate::request::{
-    Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Forms, Infill, LoadAdapter,
-    Messaging, NativeCompletion, NativeOptions, Object, Rerank, Respond, Sampling, Score, Source,
-    Standing, Template, Tokenize, Turns, UnloadAdapter,
+    Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Infill, LlamaCppCompletion,
+    LlamaCppOptions, LoadAdapter, Messaging, Object, Rerank, ResponsesRequest, Sampling, Score,
+    Source, Standing, StructuredOutputFields, Template, Tokenize, Turns, UnloadAdapter,
 };
 use crate::response::{
     AnthropicEvent, AnthropicMessage, AnthropicModel, AnthropicModelList, ChatCompletion,
     ChatCompletionChunk, DeletedResponse, Detokenized, EmbeddingList, ErrorBody, HealthReport,
-    InputTokens, ModelCard, ModelList, NativeAnswer, NativeChunk, PoolingList, Props, Readiness,
-    RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList, Slot,
-    SpeechText, Templated, TextCompletion, Tokenized, VerboseSpeech, Version,
+    InputTokens, LlamaCppAnswer, LlamaCppChunk, ModelCard, ModelList, PoolingList, Props,
+    Readiness, RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList,
+    Slot, SpeechText, Templated, TextCompletion, Tokenized, VerboseSpeech, Version,
 };
 use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
@@ -152,10 +152,11 @@ fn read_operations(schemas: &mut Components) -> Vec<Operation> {
 
 /// OpenAI's older routes.
 fn openai(schemas: &mut Components) -> Vec<Operation> {
-    let text = all_of!(schemas; Standing, Sampling, Choices, Forms, Completion);
+    let text = all_of!(schemas; Standing, Sampling, Choices, StructuredOutputFields, Completion);
     let text = (text, schemas.of::<TextCompletion<'_>>());
     let text_events = any_of!(schemas; TextCompletion<'_>, ErrorBody<'_>);
-    let chat = all_of!(schemas; Standing, Sampling, Choices, Forms, Chat, Conversation);
+    let chat =
+        all_of!(schemas; Standing, Sampling, Choices, StructuredOutputFields, Chat, Conversation);
     let chat = (chat, schemas.of::<ChatCompletion<'_>>());
     let chat_events = any_of!(schemas; ChatCompletionChunk<'_>, ErrorBody<'_>);
     let embeddings = all_of!(schemas; Standing, Embeddings);
@@ -190,7 +191,7 @@ fn openai(schemas: &mut Components) -> Vec<Operation> {
 
 /// OpenAI's responses.
 fn responses(schemas: &mut Components) -> Vec<Operation> {
-    let request = all_of!(schemas; Standing, Sampling, Respond);
+    let request = all_of!(schemas; Standing, Sampling, ResponsesRequest);
     let response = schemas.of::<Response<'_>>();
     let events = schemas.of::<ResponseEvent<'_>>();
     let count = schemas.of::<ResponseTokens>();
@@ -304,13 +305,14 @@ fn vllm(schemas: &mut Components) -> Vec<Operation> {
 fn llama_cpp(schemas: &mut Components) -> Vec<Operation> {
     let template = all_of!(schemas; Template, Conversation);
     let template = (template, schemas.of::<Templated>());
-    let completion = all_of!(schemas; Standing, Sampling, Forms, NativeOptions, NativeCompletion);
-    let infill = all_of!(schemas; Standing, Sampling, Forms, NativeOptions, Infill);
+    let completion = all_of!(schemas; Standing, Sampling, StructuredOutputFields, LlamaCppOptions, LlamaCppCompletion);
+    let infill =
+        all_of!(schemas; Standing, Sampling, StructuredOutputFields, LlamaCppOptions, Infill);
     // With `response_fields` it has only those.
-    let answer = any_of!(schemas; NativeAnswer<'_>, Object);
+    let answer = any_of!(schemas; LlamaCppAnswer<'_>, Object);
     // One for one prompt, else a list.
     let answers = json!({"anyOf": [answer, list(answer.clone())]});
-    let events = any_of!(schemas; NativeChunk, NativeAnswer<'_>, Object, ErrorBody<'_>);
+    let events = any_of!(schemas; LlamaCppChunk, LlamaCppAnswer<'_>, Object, ErrorBody<'_>);
     let slots = list(schemas.of::<Slot>());
     let props = schemas.of::<Props<'_>>();
     vec![

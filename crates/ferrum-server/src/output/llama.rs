@@ -62,7 +62,7 @@ impl CallReader for Reader {
                 }
                 match begins(held.text(), CALL) {
                     PrefixMatch::Maybe if !end => return Step::Wait,
-                    // A mark is found by whoever reads text.
+                    // The reader of text finds markers.
                     _ => return Step::Over,
                 }
             }

@@ -1,11 +1,9 @@
-//! What a chat model writes, told apart: reasoning, content and tool calls.
+//! Parses model output into reasoning, content and tool calls.
 //!
-//! Models write all three into one text, with marks around what is not content: those of [`thinking`] around
-//! reasoning, and for calls what their [`CallFormat`] says. The text comes in pieces that end anywhere. What is
-//! given out, put together, does not depend on where they end: text is held back for as long as it may be the
-//! beginning of a mark, and at most [`MAX_HELD_BYTES`] of it. Nothing that the model said is lost but marks,
-//! space around them, and members of calls that nobody asks for: what begins like a call and is none is
-//! content.
+//! Models write all three into one text, with markers around what is not content: those of [`thinking`] around
+//! reasoning, and for calls those of their [`CallFormat`]. The text comes in chunks. Results do not depend on chunk
+//! borders. Text that may be the start of a marker is held back, at most [`MAX_HELD_BYTES`]. Text that looks like a call
+//! and is not one is content. Only markers, space around them and unknown members of calls are dropped.
 //!
 //! Each format is a file with a [`reader`] of its calls and the rules of its grammar, and a row in the table of
 //! [`format`]. The arguments of a call are the text of a JSON object whatever the model wrote ([`json`]), unless
@@ -158,7 +156,7 @@ impl OutputParser {
         self.deltas.calls() > 0
     }
 
-    /// Takes one stretch off what is held, and says whether there may be more to take.
+    /// Consumes one section of the held text, and returns whether there may be more.
     fn advance(&mut self, end: bool) -> bool {
         match &mut self.state {
             State::Start => self.start(end),

@@ -38,7 +38,7 @@ pub(crate) struct Chat {
     pub(crate) store: Option<bool>,
 }
 
-/// How much a model thinks, and how that is told.
+/// How much a model thinks, and whether its thoughts are summarised.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct Reasoning {

@@ -122,7 +122,8 @@ pub(crate) struct StreamOptions {
 /// What an answer has to be, in OpenAI's, vLLM's and llama.cpp's fields; one of them at a time.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
-pub(crate) struct Forms {
+#[schema(as = Forms)]
+pub(crate) struct StructuredOutputFields {
     pub(crate) response_format: Option<Format>,
     pub(crate) structured_outputs: Option<Outputs>,
     pub(crate) guided_json: Option<Schemata>,

@@ -12,19 +12,27 @@
 mod anthropic;
 mod bias;
 mod chat;
+mod completions;
+mod embeddings;
 mod generation;
-mod items;
-mod native;
-mod others;
+mod llama_cpp;
+mod lora;
+mod responses;
+mod scores;
+mod tokenize;
 mod value;
 
 pub(crate) use anthropic::*;
 pub(crate) use bias::*;
 pub(crate) use chat::*;
+pub(crate) use completions::*;
+pub(crate) use embeddings::*;
 pub(crate) use generation::*;
-pub(crate) use items::*;
-pub(crate) use native::*;
-pub(crate) use others::*;
+pub(crate) use llama_cpp::*;
+pub(crate) use lora::*;
+pub(crate) use responses::*;
+pub(crate) use scores::*;
+pub(crate) use tokenize::*;
 pub(crate) use value::*;
 
 use crate::body_budget::BodyPermits;

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::{Value, json};
 
-/// What a client is told.
+/// The error message of a response.
 fn said(error: &ApiError) -> Value {
     serde_json::to_value(error.body()).unwrap()
 }
@@ -139,12 +139,12 @@ fn biases_come_in_several_forms() {
 #[test]
 fn native_prompts_may_mix_tokens_and_texts() {
     let prompts = |value: Value| {
-        let read = body(&json!({"prompt": value})).part::<NativeCompletion>();
+        let read = body(&json!({"prompt": value})).part::<LlamaCppCompletion>();
         read.map(|fields| (fields.prompt.list, fields.prompt.listed))
     };
     let text = |text: &str| PromptPart::Text(text.into());
     let tokens = |ids: &[u32]| PromptPart::Tokens(ids.into());
-    let one = |parts: Vec<PromptPart>| (vec![NativePrompt(parts)], false);
+    let one = |parts: Vec<PromptPart>| (vec![LlamaCppPrompt(parts)], false);
     let cases = [
         (json!("a"), one(vec![text("a")])),
         (json!([1, 2]), one(vec![tokens(&[1, 2])])),
@@ -158,9 +158,9 @@ fn native_prompts_may_mix_tokens_and_texts() {
             json!(["a", [1, "b"], {"prompt_string": "c", "multimodal_data": []}]),
             (
                 vec![
-                    NativePrompt(vec![text("a")]),
-                    NativePrompt(vec![tokens(&[1]), text("b")]),
-                    NativePrompt(vec![text("c")]),
+                    LlamaCppPrompt(vec![text("a")]),
+                    LlamaCppPrompt(vec![tokens(&[1]), text("b")]),
+                    LlamaCppPrompt(vec![text("c")]),
                 ],
                 true,
             ),
@@ -245,7 +245,7 @@ fn lists_and_objects_are_bounded() {
     let error = body(&json!({"messages": many})).part::<Conversation>();
     assert!(error.unwrap_err().to_string().contains("at most 4096"));
     let schema = json!({"response_format": {"type": "json_schema", "schema": {"enum": ["x".repeat(300_000)]}}});
-    let error = body(&schema).part::<Forms>().unwrap_err();
+    let error = body(&schema).part::<StructuredOutputFields>().unwrap_err();
     assert!(error.to_string().contains("expected at most 262144"));
     // What is looked at is not followed deeper than JSON's parser goes.
     let deep = format!("{}1{}", "[".repeat(500), "]".repeat(500));

@@ -390,7 +390,7 @@ impl<P: ToSchema, const MOST: usize> ToSchema for Content<P, MOST> {
     }
 }
 
-/// A field whose value is looked at by nobody, whatever it is.
+/// A field of any value, which is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Anything;
 

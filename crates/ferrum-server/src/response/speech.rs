@@ -45,6 +45,6 @@ pub(crate) struct SpeechPart {
     pub(crate) avg_logprob: f32,
     /// How far the text of the window compresses: much, where it repeats itself.
     pub(crate) compression_ratio: f32,
-    /// Probability that nobody speaks.
+    /// Probability that there is no speech.
     pub(crate) no_speech_prob: f32,
 }

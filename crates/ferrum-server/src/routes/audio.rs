@@ -76,7 +76,7 @@ async fn answer(app: &Arc<App>, request: Request, translate: bool) -> Result<Res
         return Err(ApiError::unknown(name));
     }
     note_ignored(ignored);
-    let lease = match app.lease_any(model.as_deref()).await?.sort() {
+    let lease = match app.lease_any(model.as_deref()).await?.by_kind() {
         AnyLease::Speech(lease) => lease,
         other => return Err(other.refusal()),
     };

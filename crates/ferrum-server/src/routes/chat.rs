@@ -1,11 +1,11 @@
 //! `/v1/chat/completions`: the next message of a conversation.
 
-use super::messages;
-use crate::answers::{Answers, Next, TextChunk};
+use super::openai_messages;
 use crate::app::{App, fresh_id};
-use crate::chat_output::{ChatOutput, End, Part};
+use crate::chat_output::{ChatFinish, ChatOutput, ChatOutputDelta};
 use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
+use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
 use crate::images;
 use crate::logprobs::{chat_entry, prompt_entries};
 use crate::model::{Model, unix_time};
@@ -18,8 +18,8 @@ use crate::response::{
     ChatFunctionDelta, ChatLogprobs, ChatMessage, ChatToolCall, ChatToolCallDelta,
     CompletionTokensDetails, FunctionType, Null, TokenLogprobs, Usage,
 };
-use crate::sampling::{self, UsageSoFar, Wanted};
-use crate::sse::{self, Chunks, EventText};
+use crate::sampling::{self, GenerationOptions, UsageSoFar};
+use crate::sse::{self, EventText, StreamEncoder};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(super) struct Job {
-    wanted: Wanted,
+    options: GenerationOptions,
     prompt: ChatPrompt,
     logprobs: Option<usize>,
     /// Whether calls are told in OpenAI's older form.
@@ -42,16 +42,17 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
-    let left = job.wanted.place.time_left(&app.config);
+    let left = job.options.context.time_left(&app.config);
     let images = std::mem::take(&mut job.prompt.images);
-    let images = images::see(&lease, images, (job.wanted.place.priority(), left)).await?;
-    let usage = UsageSoFar::new(job.wanted.usage, vec![prompt.len()], job.wanted.n);
-    let mut asked = job.wanted.request(prompt, &app.config);
+    let images =
+        images::embed_images(&lease, images, (job.options.context.priority(), left)).await?;
+    let usage = UsageSoFar::new(job.options.usage, vec![prompt.len()], job.options.n);
+    let mut asked = job.options.request(prompt, &app.config);
     asked.logprobs = job.logprobs;
     asked.images = images;
-    let mut answers = Answers::begin(&lease, "messages", job.wanted.n, [asked])?;
+    let mut answers = GenerationStream::begin(&lease, "messages", job.options.n, [asked])?;
     let mut chat = Chat::new(&lease, &job, answers.count());
-    if job.wanted.stream {
+    if job.options.stream {
         let shape = ChatChunks { chat, usage };
         return Ok(sse::response(answers, shape));
     }
@@ -60,17 +61,17 @@ pub(crate) async fn chat(
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::read(body, lease, config)?;
+    let mut options = GenerationOptions::read(body, lease, config)?;
     let fields: request::Chat = body.part()?;
     let names = [
         ("max_completion_tokens", fields.max_completion_tokens),
         ("max_tokens", fields.max_tokens),
     ];
     let most = sampling::max_tokens(&names, 1, config)?;
-    wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
+    options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     let logprobs = logprobs(&fields)?;
     supported(&fields)?;
-    let conversation = messages::read(body)?;
+    let conversation = openai_messages::read(body)?;
     let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
     let efforts = [
@@ -100,7 +101,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
             let reason = "there are tools, too; expected one of them";
             return Err(ApiError::invalid("functions", reason));
         }
-        let functions = functions.0.into_iter().map(messages::function_json);
+        let functions = functions.0.into_iter().map(openai_messages::function_json);
         conversation.tools = Some(functions.collect());
     }
     let parallel = !is_older && fields.parallel_tool_calls.unwrap_or(true);
@@ -119,8 +120,8 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     };
     Ok(Job {
         functions: is_older,
-        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
-        wanted,
+        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
+        options,
         logprobs,
     })
 }
@@ -169,11 +170,11 @@ impl Chat {
     fn new(lease: &Lease, job: &Job, answers: usize) -> Self {
         Self {
             model: lease.model(),
-            name: job.wanted.place.model.name.clone(),
+            name: job.options.context.model.name.clone(),
             id: fresh_id("chatcmpl-"),
             created: unix_time(),
             wants_logprobs: job.logprobs.is_some(),
-            prompt_logprobs: job.wanted.prompt_logprobs,
+            prompt_logprobs: job.options.prompt_logprobs,
             reasoning_tokens: 0,
             format: job.prompt.output_format.format,
             must_call: job.prompt.must_call,
@@ -183,18 +184,18 @@ impl Chat {
     }
 
     /// What a piece of an answer adds to it.
-    fn part(&mut self, piece: TextChunk) -> Part {
-        let part = self.output.part(piece);
+    fn part(&mut self, piece: TextChunk) -> ChatOutputDelta {
+        let part = self.output.push(piece);
         self.reasoning_tokens += usize::from(part.is_reasoning);
         part
     }
 
-    fn finish_reason(&self, end: &End) -> ChatFinishReason {
-        match end {
-            End::Stop(_) => ChatFinishReason::Stop,
-            End::Length => ChatFinishReason::Length,
-            End::Calls if self.functions => ChatFinishReason::FunctionCall,
-            End::Calls => ChatFinishReason::ToolCalls,
+    fn finish_reason(&self, finish: &ChatFinish) -> ChatFinishReason {
+        match finish {
+            ChatFinish::Stop(_) => ChatFinishReason::Stop,
+            ChatFinish::Length => ChatFinishReason::Length,
+            ChatFinish::Calls if self.functions => ChatFinishReason::FunctionCall,
+            ChatFinish::Calls => ChatFinishReason::ToolCalls,
         }
     }
 
@@ -218,7 +219,7 @@ struct Message {
 }
 
 impl Message {
-    fn add(&mut self, part: Part, chat: &Chat) {
+    fn add(&mut self, part: ChatOutputDelta, chat: &Chat) {
         for delta in part.deltas {
             match delta {
                 Delta::Content(text) => self.content.push_str(&text),
@@ -234,7 +235,10 @@ impl Message {
         let logprobs = part.logprobs;
         let logprobs = logprobs.map(|logprobs| chat_entry(&chat.model, &logprobs));
         self.logprobs.extend(logprobs);
-        let finish = part.end.as_ref().map(|end| chat.finish_reason(end));
+        let finish = part
+            .finish
+            .as_ref()
+            .map(|finish| chat.finish_reason(finish));
         self.finish = finish.or(self.finish);
     }
 
@@ -266,17 +270,17 @@ impl Message {
 }
 
 /// Waits for all answers.
-async fn gather(answers: &mut Answers, chat: &mut Chat) -> Result<Response, ApiError> {
+async fn gather(answers: &mut GenerationStream, chat: &mut Chat) -> Result<Response, ApiError> {
     let mut messages: Vec<Message> = (0..answers.count()).map(|_| Message::default()).collect();
     let mut usage = engine::Usage::default();
     let mut prompt = Vec::new();
-    while let Some(next) = answers.next().await {
-        match next {
-            Next::Failed(error) => return Err(error),
-            Next::Done(total) => usage = total,
-            Next::Prompt(_, part) => prompt.extend(part),
-            Next::Embedding(..) => {}
-            Next::TextChunk(piece) => {
+    while let Some(event) = answers.next().await {
+        match event {
+            GenerationEvent::Failed(error) => return Err(error),
+            GenerationEvent::Done(total) => usage = total,
+            GenerationEvent::Prompt(_, part) => prompt.extend(part),
+            GenerationEvent::Embedding(..) => {}
+            GenerationEvent::TextChunk(piece) => {
                 let message = &mut messages[piece.index];
                 message.add(chat.part(piece), chat);
             }
@@ -327,7 +331,7 @@ impl ChatChunks {
     }
 
     /// Writes what is new of an answer.
-    fn tell(
+    fn emit(
         &self,
         index: usize,
         (delta, logprobs): (ChatDelta, Vec<TokenLogprobs>),
@@ -344,17 +348,20 @@ impl ChatChunks {
     }
 }
 
-impl Chunks for ChatChunks {
+impl StreamEncoder for ChatChunks {
     const DONE: bool = true;
 
-    fn chunks(&mut self, next: Next, out: &mut EventText) {
-        let piece = match next {
-            Next::TextChunk(piece) => piece,
-            Next::Done(usage) if self.usage.last() => {
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText) {
+        let piece = match event {
+            GenerationEvent::TextChunk(piece) => piece,
+            GenerationEvent::Done(usage) if self.usage.last() => {
                 let usage = self.chat.usage(&usage);
                 return out.data(&self.chunk(Vec::new(), Some(Some(usage))));
             }
-            Next::Done(_) | Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => return,
+            GenerationEvent::Done(_)
+            | GenerationEvent::Prompt(..)
+            | GenerationEvent::Embedding(..)
+            | GenerationEvent::Failed(_) => return,
         };
         let index = piece.index;
         self.usage.count(&piece);
@@ -365,7 +372,7 @@ impl Chunks for ChatChunks {
                 content: Some((!self.chat.must_call).then(String::new)),
                 ..ChatDelta::default()
             };
-            self.tell(index, (delta, Vec::new()), None, out);
+            self.emit(index, (delta, Vec::new()), None, out);
         }
         let logprobs = part.logprobs;
         let logprobs = logprobs.map(|logprobs| chat_entry(&self.chat.model, &logprobs));
@@ -373,7 +380,7 @@ impl Chunks for ChatChunks {
         for delta in part.deltas {
             let logprobs = std::mem::take(&mut logprobs);
             let delta = ChatDelta::of(delta, &self.chat);
-            self.tell(index, (delta, logprobs), None, out);
+            self.emit(index, (delta, logprobs), None, out);
         }
         if !logprobs.is_empty() {
             // A token whose text is not certain yet.
@@ -381,11 +388,11 @@ impl Chunks for ChatChunks {
                 true => ChatDelta::default(),
                 false => ChatDelta::content(String::new()),
             };
-            self.tell(index, (delta, logprobs), None, out);
+            self.emit(index, (delta, logprobs), None, out);
         }
-        if let Some(end) = &part.end {
+        if let Some(finish) = &part.finish {
             let nothing = (ChatDelta::default(), Vec::new());
-            self.tell(index, nothing, Some(self.chat.finish_reason(end)), out);
+            self.emit(index, nothing, Some(self.chat.finish_reason(finish)), out);
         }
     }
 }

@@ -1,10 +1,10 @@
 //! `/v1/completions`: text or tokens go on.
 
-use crate::answers::{Answers, Next, TextChunk};
 use crate::app::{App, fresh_id};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::fim::{self, Gap};
+use crate::fim::{self, FimParts};
+use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
 use crate::logprobs::prompt_entries;
 use crate::model::{Model, unix_time};
 use crate::models::Lease;
@@ -12,8 +12,8 @@ use crate::request::{self, Body, Int, Prompts};
 use crate::response::{
     TextChoice, TextCompletion, TextCompletionObject, TextFinishReason, TextLogprobs, Usage,
 };
-use crate::sampling::{self, UsageSoFar, Wanted};
-use crate::sse::{self, Chunks, EventText};
+use crate::sampling::{self, GenerationOptions, UsageSoFar};
+use crate::sse::{self, EventText, StreamEncoder};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -24,7 +24,7 @@ use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use std::sync::Arc;
 
-/// Tokens of an answer for which nobody said how many, as OpenAI has it.
+/// Most tokens of an answer where the request gives no number, as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// A prompt in both its forms.
@@ -36,9 +36,9 @@ pub(super) struct Prompt {
 }
 
 impl Prompt {
-    fn truncate(&mut self, wanted: &Wanted, model: &Model) {
-        let answer = wanted.least_answer();
-        if wanted.truncation.apply(&mut self.tokens, model, answer) {
+    fn truncate(&mut self, options: &GenerationOptions, model: &Model) {
+        let answer = options.least_answer();
+        if options.truncation.apply(&mut self.tokens, model, answer) {
             self.text = None;
         }
     }
@@ -46,7 +46,7 @@ impl Prompt {
 
 #[derive(Debug)]
 pub(super) struct Job {
-    wanted: Wanted,
+    options: GenerationOptions,
     prompts: Vec<Prompt>,
     echo: bool,
     logprobs: Option<usize>,
@@ -64,14 +64,14 @@ pub(crate) async fn completions(
         prompt_logprobs: job
             .logprobs
             .filter(|_| job.echo)
-            .max(job.wanted.prompt_logprobs),
-        goes_on: job.wanted.goes_on || goes_on(&lease, &prompt.tokens),
-        ..job.wanted.request(prompt.tokens.clone(), &app.config)
+            .max(job.options.prompt_logprobs),
+        goes_on: job.options.goes_on || goes_on(&lease, &prompt.tokens),
+        ..job.options.request(prompt.tokens.clone(), &app.config)
     });
-    let mut answers = Answers::begin(&lease, "prompt", job.wanted.n, asked)?;
+    let mut answers = GenerationStream::begin(&lease, "prompt", job.options.n, asked)?;
     let prompts = job.prompts.iter().map(|prompt| prompt.tokens.len());
-    let usage = UsageSoFar::new(job.wanted.usage, prompts.collect(), job.wanted.n);
-    let stream = job.wanted.stream;
+    let usage = UsageSoFar::new(job.options.usage, prompts.collect(), job.options.n);
+    let stream = job.options.stream;
     let mut text = Completion::new(&lease, job, answers.count());
     if stream {
         let shape = TextChunks { text, usage };
@@ -87,15 +87,18 @@ pub(super) fn goes_on(model: &Model, prompt: &[TokenId]) -> bool {
 }
 
 /// Waits for all answers.
-async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response, ApiError> {
+async fn gather(
+    answers: &mut GenerationStream,
+    text: &mut Completion,
+) -> Result<Response, ApiError> {
     let mut choices: Vec<Part> = (0..answers.count()).map(|_| Part::default()).collect();
     let mut usage = engine::Usage::default();
-    while let Some(next) = answers.next().await {
-        match next {
-            Next::Failed(error) => return Err(error),
-            Next::Done(total) => usage = total,
-            next => {
-                if let Some((index, part)) = text.part(next) {
+    while let Some(event) = answers.next().await {
+        match event {
+            GenerationEvent::Failed(error) => return Err(error),
+            GenerationEvent::Done(total) => usage = total,
+            event => {
+                if let Some((index, part)) = text.part(event) {
                     choices[index].append(part);
                 }
             }
@@ -115,10 +118,10 @@ async fn gather(answers: &mut Answers, text: &mut Completion) -> Result<Response
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::read(body, lease, config)?;
+    let mut options = GenerationOptions::read(body, lease, config)?;
     let fields: request::Completion = body.part()?;
     let most = sampling::max_tokens(&[("max_tokens", fields.max_tokens)], 0, config)?;
-    wanted.generation.max_tokens = match (most, fields.max_tokens) {
+    options.generation.max_tokens = match (most, fields.max_tokens) {
         (Some(most), _) => most,
         (None, Some(_)) => config.max_tokens,
         (None, None) => DEFAULT_MAX_TOKENS,
@@ -126,7 +129,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     if fields
         .best_of
         .and_then(Int::count)
-        .is_some_and(|best| best != wanted.n)
+        .is_some_and(|best| best != options.n)
     {
         let reason = "not supported; expected the value of n or no such field";
         return Err(ApiError::unsupported("best_of", reason));
@@ -134,25 +137,25 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     if fields.store == Some(true) {
         body.ignore("store");
     }
-    if let Some(Structured { grammar, param }) = &wanted.structured {
-        wanted.grammar = Some(structured::compile(lease, param, grammar)?);
+    if let Some(Structured { grammar, param }) = &options.structured {
+        options.grammar = Some(structured::compile(lease, param, grammar)?);
     }
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
     let mut prompts = match suffix {
-        Some(suffix) => fill_in(lease, fields.prompt, &suffix, &mut wanted, config)?,
+        Some(suffix) => fill_in(lease, fields.prompt, &suffix, &mut options, config)?,
         None => read_prompts(lease, "prompt", fields.prompt, config.max_prompts)?,
     };
     for prompt in &mut prompts {
-        prompt.truncate(&wanted, lease);
+        prompt.truncate(&options, lease);
     }
-    let answers = prompts.len().saturating_mul(wanted.n);
+    let answers = prompts.len().saturating_mul(options.n);
     if answers > config.max_choices {
         let most = config.max_choices;
         let reason = format!("found {answers} answers over all prompts, expected at most {most}");
         return Err(ApiError::invalid("n", reason));
     }
     Ok(Job {
-        wanted,
+        options,
         prompts,
         echo: fields.echo.unwrap_or(false),
         logprobs: fields.logprobs.and_then(Int::count),
@@ -164,26 +167,26 @@ fn fill_in(
     model: &Model,
     prompts: Prompts,
     suffix: &str,
-    wanted: &mut Wanted,
+    options: &mut GenerationOptions,
     config: &ServerConfig,
 ) -> Result<Vec<Prompt>, ApiError> {
     let marks = fim::tokens(model, "suffix")?;
     let (found, most) = (prompts.list.len(), config.max_prompts);
     count_prompts("prompt", found, most)?;
-    wanted.end_at(&marks.ends);
-    wanted.goes_on = true;
+    options.end_at(&marks.ends);
+    options.goes_on = true;
     let suffix = fim::suffix(model, "suffix", suffix)?;
     let read = prompts.list.into_iter().map(|prompt| {
         let (prefix, text) = match prompt {
             request::Prompt::Text(text) => (fim::prefix(model, "prompt", &text)?, Some(text)),
             request::Prompt::Tokens(tokens) => (read_tokens(model, tokens, "prompt")?.tokens, None),
         };
-        let gap = Gap {
+        let parts = FimParts {
             prefix,
             suffix: suffix.clone(),
             extra: Vec::new(),
         };
-        let tokens = fim::prompt(model, marks, &gap, wanted.generation.max_tokens)?;
+        let tokens = fim::prompt(model, marks, &parts, options.generation.max_tokens)?;
         Ok(Prompt { tokens, text })
     });
     read.collect()
@@ -291,12 +294,12 @@ impl Completion {
         let prompts = job.prompts.into_iter();
         Self {
             model: lease.model(),
-            name: job.wanted.place.model.name,
+            name: job.options.context.model.name,
             id: fresh_id("cmpl-"),
             created: unix_time(),
-            n: job.wanted.n,
+            n: job.options.n,
             logprobs: job.logprobs,
-            prompt_logprobs: job.wanted.prompt_logprobs,
+            prompt_logprobs: job.options.prompt_logprobs,
             prompts: prompts.map(|prompt| (prompt, Vec::new())).collect(),
             echo: job.echo,
             begun: vec![false; answers],
@@ -305,14 +308,16 @@ impl Completion {
     }
 
     /// What an event adds to which choice.
-    fn part(&mut self, next: Next) -> Option<(usize, Part)> {
-        let piece = match next {
-            Next::Prompt(prompt, part) => {
+    fn part(&mut self, event: GenerationEvent) -> Option<(usize, Part)> {
+        let piece = match event {
+            GenerationEvent::Prompt(prompt, part) => {
                 self.prompts[prompt].1.extend(part);
                 return None;
             }
-            Next::TextChunk(piece) => piece,
-            Next::Embedding(..) | Next::Done(_) | Next::Failed(_) => return None,
+            GenerationEvent::TextChunk(piece) => piece,
+            GenerationEvent::Embedding(..)
+            | GenerationEvent::Done(_)
+            | GenerationEvent::Failed(_) => return None,
         };
         let TextChunk {
             index,
@@ -387,21 +392,21 @@ struct TextChunks {
     usage: UsageSoFar,
 }
 
-impl Chunks for TextChunks {
+impl StreamEncoder for TextChunks {
     const DONE: bool = true;
 
-    fn chunks(&mut self, next: Next, out: &mut EventText) {
-        if let Next::Done(usage) = next {
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText) {
+        if let GenerationEvent::Done(usage) = event {
             if self.usage.last() {
                 let usage = Some(Some(Usage::of(&usage)));
                 out.data(&self.text.answer(Vec::new(), usage));
             }
             return;
         }
-        if let Next::TextChunk(piece) = &next {
+        if let GenerationEvent::TextChunk(piece) = &event {
             self.usage.count(piece);
         }
-        let Some((index, part)) = self.text.part(next) else {
+        let Some((index, part)) = self.text.part(event) else {
             return;
         };
         if part.text.is_empty() && part.finish.is_none() && self.text.logprobs.is_none() {

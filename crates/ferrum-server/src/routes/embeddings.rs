@@ -1,7 +1,7 @@
 //! `/v1/embeddings`: a vector for each text, of the states that the model has when it has read it; and the same in vLLM's
 //! form.
 
-use super::messages;
+use super::openai_messages;
 use super::texts::{Input, Texts};
 use crate::app::App;
 use crate::error::ApiError;
@@ -42,7 +42,7 @@ pub(crate) async fn embeddings(
     Ok(Json(EmbeddingList {
         object: ListObject,
         data: vectors.into_iter().enumerate().map(entry).collect(),
-        model: &job.texts.place.model.name,
+        model: &job.texts.context.model.name,
         usage: PromptUsage::of(tokens),
     })
     .into_response())
@@ -63,7 +63,7 @@ pub(crate) async fn pooling(
     Ok(Json(PoolingList {
         object: ListObject,
         data: vectors.into_iter().enumerate().map(entry).collect(),
-        model: &job.texts.place.model.name,
+        model: &job.texts.context.model.name,
         usage: PromptUsage::of(tokens),
     })
     .into_response())
@@ -99,7 +99,7 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
             return Err(ApiError::invalid("encoding_format", reason));
         }
     };
-    let input = match (fields.input, messages::read(body)?) {
+    let input = match (fields.input, openai_messages::read(body)?) {
         (Some(_), Some(_)) => {
             let reason = "there is an input, too; expected one of them";
             return Err(ApiError::invalid("messages", reason));
@@ -113,7 +113,7 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
                 let reason = "a text encoder takes texts, in \"input\"";
                 return Err(ApiError::unsupported("messages", reason));
             };
-            Input::Messages(messages::tokens(lease, conversation, begin, add)?)
+            Input::Messages(openai_messages::tokens(lease, conversation, begin, add)?)
         }
     };
     Ok(Job {

@@ -6,8 +6,8 @@ mod audio;
 mod chat;
 mod completions;
 mod embeddings;
-mod messages;
-mod native;
+mod llama_cpp;
+mod openai_messages;
 mod responses;
 mod scores;
 mod slots;
@@ -105,8 +105,8 @@ pub(crate) fn table() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/apply-template", post(tokens::apply_template)),
         ("/props", get(status::props)),
         ("/version", get(status::version)),
-        ("/completion", post(native::completion)),
-        ("/infill", post(native::infill)),
+        ("/completion", post(llama_cpp::completion)),
+        ("/infill", post(llama_cpp::infill)),
         ("/slots", get(slots::slots)),
         // For clients of llama.cpp and vLLM, and those whose base address lacks the version.
         ("/models", get(status::models)),

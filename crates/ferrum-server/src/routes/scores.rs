@@ -13,7 +13,7 @@ use crate::response::{
     ListObject, PairScore, PromptUsage, RankedDocument, RerankList, RerankedText, ScoreList,
     ScoreObject,
 };
-use crate::sampling::{Place, Truncation, within};
+use crate::sampling::{RequestContext, Truncation, within};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -26,10 +26,10 @@ enum Pairs {
     /// By their vectors: the first texts are on the left, the others on the right.
     Cosine(Texts, usize),
     /// By a cross-encoder.
-    Together(Place, EncoderLease, Vec<EncoderInput>),
+    Together(RequestContext, EncoderLease, Vec<EncoderInput>),
 }
 
-/// The two sides of pairs, each with its field: one text is held against each of the others.
+/// The two sides of pairs, each with its field: one text is compared with each of the others.
 struct Sides {
     left: (&'static str, Prompts),
     right: (&'static str, Prompts),
@@ -61,7 +61,7 @@ impl Pairs {
             return Err(ApiError::unsupported("model", reason));
         }
         let truncation = Truncation::of(truncation)?;
-        let place = Place::read(body, encoder)?;
+        let context = RequestContext::read(body, encoder)?;
         super::completions::count_prompts(right.0, right.1.list.len(), app.config.max_inputs)?;
         let param = right.0;
         let (first, second) = (texts(left)?, texts(right)?);
@@ -74,16 +74,16 @@ impl Pairs {
             fitting(pair, param, (truncation, tokenizer))
         });
         let inputs = inputs.collect::<Result<_, _>>()?;
-        Ok(Self::Together(place, encoder.clone(), inputs))
+        Ok(Self::Together(context, encoder.clone(), inputs))
     }
 
     /// What the request calls the model.
     fn model(&self) -> &str {
-        let place = match self {
-            Self::Cosine(texts, _) => &texts.place,
-            Self::Together(place, ..) => place,
+        let context = match self {
+            Self::Cosine(texts, _) => &texts.context,
+            Self::Together(context, ..) => context,
         };
-        &place.model.name
+        &context.model.name
     }
 
     /// The score of each pair, and the tokens that it took.
@@ -104,7 +104,7 @@ impl Pairs {
                 });
                 Ok((scores.collect(), tokens))
             }
-            Self::Together(place, lease, inputs) => {
+            Self::Together(context, lease, inputs) => {
                 let mut scores = vec![0.0; inputs.len()];
                 let each = |index: usize, logits: Vec<f32>| {
                     let logit = logits.first().copied().unwrap_or(f32::NAN);
@@ -115,7 +115,7 @@ impl Pairs {
                     Ok(())
                 };
                 let work = (&inputs[..], EncoderWant::Logits);
-                let tokens = compute(app, (lease, place), param, work, each).await?;
+                let tokens = compute(app, (lease, context), param, work, each).await?;
                 Ok((scores, tokens))
             }
         }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct SlotsQuery {
     /// Of which model; without it, the first.
     model: Option<String>,
     /// 503 where none is free; any value but 0.
@@ -20,11 +20,11 @@ pub(crate) struct Wanted {
 /// The route. It loads no model.
 pub(crate) async fn slots(
     State(app): State<Arc<App>>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
+    query: Result<Query<SlotsQuery>, QueryRejection>,
 ) -> Result<Json<Vec<Slot>>, ApiError> {
-    let Query(wanted) = wanted.map_err(|e| ApiError::malformed(e.body_text()))?;
-    let slots = app.models.slots(wanted.model.as_deref())?;
-    let fail = wanted.fail_on_no_slot.is_some_and(|value| value != "0");
+    let Query(query) = query.map_err(|e| ApiError::malformed(e.body_text()))?;
+    let slots = app.models.slots(query.model.as_deref())?;
+    let fail = query.fail_on_no_slot.is_some_and(|value| value != "0");
     if fail && !slots.iter().any(|slot| !slot.is_processing) {
         return Err(ApiError::unavailable("no slot is free"));
     }

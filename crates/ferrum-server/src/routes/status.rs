@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
-use crate::models::{Known, SamplingDefaults, Status};
+use crate::models::{ModelEntry, SamplingDefaults, Status};
 use crate::response::{
     AnthropicModel, AnthropicModelList, DefaultParams, DefaultSamplers, DefaultSettings,
     HealthReport, HealthStatus, ListObject, Modalities, ModelCard, ModelExtras, ModelList,
@@ -27,7 +27,7 @@ use std::time::{Duration, UNIX_EPOCH};
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     let report = report(&app);
     let status = match report.status {
-        // One that is degraded answers, so nobody should restart it for that.
+        // A degraded engine still answers, so a supervisor should not restart the server.
         HealthStatus::Ok | HealthStatus::Degraded => StatusCode::OK,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
@@ -35,8 +35,8 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 fn report(app: &App) -> HealthReport {
-    let output_format = output_format(app);
-    let Some((name, worst)) = output_format.first() else {
+    let engines_by_health = engines_by_health(app);
+    let Some((name, worst)) = engines_by_health.first() else {
         return HealthReport::default();
     };
     let ill = |status| HealthReport {
@@ -47,10 +47,12 @@ fn report(app: &App) -> HealthReport {
     match worst {
         // All of them, then; the one that stepped last counts.
         Health::Alive { .. } => {
-            let steps = output_format.iter().filter_map(|(_, health)| match health {
-                Health::Alive { since_step } => Some(*since_step),
-                _ => None,
-            });
+            let steps = engines_by_health
+                .iter()
+                .filter_map(|(_, health)| match health {
+                    Health::Alive { since_step } => Some(*since_step),
+                    _ => None,
+                });
             let since = steps.min().unwrap_or_default();
             HealthReport {
                 seconds_since_step: Some(since.as_secs_f64()),
@@ -70,20 +72,20 @@ fn report(app: &App) -> HealthReport {
     }
 }
 
-/// How all engines do, the worst first.
-fn output_format(app: &App) -> Vec<(&str, Health)> {
+/// The health of all engines, worst first.
+fn engines_by_health(app: &App) -> Vec<(&str, Health)> {
     let engines = app.models.engines().into_iter();
-    let mut output_format: Vec<_> = engines
+    let mut engines_by_health: Vec<_> = engines
         .map(|(name, engine)| (name, engine.health()))
         .collect();
-    output_format.sort_by_key(|(_, health)| match health {
+    engines_by_health.sort_by_key(|(_, health)| match health {
         Health::Failed(_) => 0,
         Health::Stalled { .. } => 1,
         Health::Stopped => 2,
         Health::Degraded { .. } => 3,
         Health::Alive { .. } => 4,
     });
-    output_format
+    engines_by_health
 }
 
 /// Whether a request would be taken. Models that are not loaded, be it because that failed, are no reason
@@ -92,7 +94,7 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Readiness>
     if app.models.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
-    let (name, reason) = match output_format(&app).into_iter().next() {
+    let (name, reason) = match engines_by_health(&app).into_iter().next() {
         None | Some((_, Health::Alive { .. } | Health::Degraded { .. })) => {
             return Ok(Json(Readiness { status: Ready }));
         }
@@ -137,7 +139,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
             params,
         },
         total_slots: served.engine.max_seqs(),
-        model_alias: &lease.named.name,
+        model_alias: &lease.requested.name,
         chat_template: lease.template_source(),
         bos_token: text(tokenizer.bos()),
         eos_token: text(tokenizer.eos_ids().first().copied()),
@@ -178,42 +180,42 @@ impl From<&SamplingDefaults> for DefaultSamplers {
 /// The models, each with its adapters.
 fn descriptions(app: &App) -> Vec<ModelCard> {
     let adapters = app.models.adapters();
-    let describe = |id: &str, created: u64, known: &Known, status: &Status| {
-        let facts = known.facts();
+    let describe = |id: &str, created: u64, entry: &ModelEntry, status: &Status| {
+        let info = entry.info();
         ModelCard {
             id: id.to_owned(),
             object: ModelObject,
             created,
             owned_by: "ferrum",
-            max_model_len: facts.and_then(|facts| facts.context),
+            max_model_len: info.and_then(|info| info.context),
             status: status.into(),
             ferrum: ModelExtras {
-                kind: facts.map(|facts| facts.kind.word()),
-                defaults: facts.and_then(|facts| Some(facts.defaults.as_ref()?.into())),
+                kind: info.map(|info| info.kind.word()),
+                defaults: info.and_then(|info| Some(info.defaults.as_ref()?.into())),
             },
             parent: None,
             root: None,
         }
     };
     let mut all = Vec::new();
-    for (known, status) in app.models.list() {
+    for (entry, status) in app.models.list() {
         let created = app.models.created();
-        all.push(describe(&known.name, created, known, &status));
+        all.push(describe(&entry.name, created, entry, &status));
         let of_model = adapters
             .iter()
-            .filter(|(_, _, base)| base.name == known.name);
+            .filter(|(_, _, base)| base.name == entry.name);
         for (name, adapter, _) in of_model {
             all.push(ModelCard {
-                parent: Some(known.name.clone()),
+                parent: Some(entry.name.clone()),
                 root: Some(adapter.root.display().to_string()),
-                ..describe(name, adapter.created, known, &status)
+                ..describe(name, adapter.created, entry, &status)
             });
         }
         let aliases = app.models.aliases();
-        for (alias, _) in aliases.filter(|(_, base)| base.name == known.name) {
+        for (alias, _) in aliases.filter(|(_, base)| base.name == entry.name) {
             all.push(ModelCard {
-                root: Some(known.name.clone()),
-                ..describe(alias, created, known, &status)
+                root: Some(entry.name.clone()),
+                ..describe(alias, created, entry, &status)
             });
         }
     }

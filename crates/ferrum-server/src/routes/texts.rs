@@ -1,15 +1,15 @@
-//! Texts on their way to vectors and scores, for all routes that give those: of a decoder, whose engine reads them as
-//! prompts, or of a text encoder.
+//! Encodes texts for the routes of embeddings and scores: with a decoder, whose engine reads them as prompts, or with a
+//! text encoder.
 
 use super::completions::{count_prompts, read_prompts};
-use crate::answers::{Answers, Next};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::generation_stream::{GenerationEvent, GenerationStream};
 use crate::metrics::EndedPrompt;
 use crate::models::{AnyLease, Lease};
 use crate::record::RequestRecord;
 use crate::request::{Body, Limit, Prompt, Prompts};
-use crate::sampling::{Place, Truncation};
+use crate::sampling::{RequestContext, Truncation};
 use crate::served::ServedEncoder;
 use ferrum_engine::engine::{Pooling, Usage};
 use ferrum_engine::{
@@ -37,7 +37,7 @@ pub(super) enum Input {
 /// Texts that become vectors.
 #[derive(Debug)]
 pub(super) struct Texts {
-    pub(super) place: Place,
+    pub(super) context: RequestContext,
     pooling: Pooling,
     tokens: Tokens,
 }
@@ -61,14 +61,14 @@ impl Texts {
     ) -> Result<Self, ApiError> {
         let truncation = Truncation::of(truncation)?;
         let most = app.config.max_inputs;
-        let (place, pooling, tokens) = match lease {
+        let (context, pooling, tokens) = match lease {
             AnyLease::Decoder(lease) => (
-                Place::read(body, lease)?,
+                RequestContext::read(body, lease)?,
                 lease.served.pooling,
                 Tokens::Decoder(lease.clone(), prompts(lease, inputs, truncation, most)?),
             ),
             AnyLease::Encoder(lease) => (
-                Place::read(body, lease)?,
+                RequestContext::read(body, lease)?,
                 lease.pooling,
                 Tokens::Encoder(
                     lease.clone(),
@@ -82,7 +82,7 @@ impl Texts {
             return Err(ApiError::unsupported("model", reason));
         };
         Ok(Self {
-            place,
+            context,
             pooling,
             tokens,
         })
@@ -107,8 +107,8 @@ impl Texts {
             Tokens::Decoder(lease, texts) => (lease, texts),
             Tokens::Encoder(lease, texts) => {
                 let want = EncoderWant::Vectors(self.pooling);
-                let place = &self.place;
-                return compute(app, (lease, place), param, (texts, want), each).await;
+                let context = &self.context;
+                return compute(app, (lease, context), param, (texts, want), each).await;
             }
         };
         let mut tokens = 0;
@@ -116,16 +116,18 @@ impl Texts {
             let asked = texts.iter().map(|text| ferrum_engine::Request {
                 pooling: Some(self.pooling),
                 ..self
-                    .place
+                    .context
                     .request(text.clone(), Generation::default(), &app.config)
             });
-            let mut answers = Answers::begin(lease, param, 1, asked)?;
-            while let Some(next) = answers.next().await {
-                match next {
-                    Next::Failed(error) => return Err(error),
-                    Next::Done(usage) => tokens += usage.prompt_tokens,
-                    Next::Embedding(index, states) => each(part * AT_A_TIME + index, states)?,
-                    Next::Prompt(..) | Next::TextChunk(_) => {}
+            let mut answers = GenerationStream::begin(lease, param, 1, asked)?;
+            while let Some(event) = answers.next().await {
+                match event {
+                    GenerationEvent::Failed(error) => return Err(error),
+                    GenerationEvent::Done(usage) => tokens += usage.prompt_tokens,
+                    GenerationEvent::Embedding(index, states) => {
+                        each(part * AT_A_TIME + index, states)?
+                    }
+                    GenerationEvent::Prompt(..) | GenerationEvent::TextChunk(_) => {}
                 }
             }
         }
@@ -219,15 +221,15 @@ pub(super) fn fitting(
     }
 }
 
-/// Has an encoder compute inputs, and gives `each` what came of them with their number. The tokens that it took.
+/// Computes inputs with an encoder, and calls `each` with the index and output of each. Returns the tokens computed.
 pub(super) async fn compute(
     app: &App,
-    (lease, place): (&EncoderLease, &Place),
+    (lease, context): (&EncoderLease, &RequestContext),
     param: &str,
     (inputs, want): (&[EncoderInput], EncoderWant),
     mut each: impl FnMut(usize, Vec<f32>) -> Result<(), ApiError>,
 ) -> Result<usize, ApiError> {
-    let deadline = Instant::now() + place.time_left(&app.config);
+    let deadline = Instant::now() + context.time_left(&app.config);
     let record = RequestRecord::current();
     if let Some(record) = record.as_ref().filter(|record| record.log_prompts) {
         for input in inputs {
@@ -244,7 +246,7 @@ pub(super) async fn compute(
             inputs: task.to_vec(),
             want,
         };
-        let answer = timeout_at(deadline.into(), lease.engine.ask(asked, place.priority()));
+        let answer = timeout_at(deadline.into(), lease.engine.ask(asked, context.priority()));
         let answer = answer.await.map_err(|_| ApiError::timeout())?;
         let answer = answer.map_err(|e| ApiError::from(e).of_prompt(param))?;
         lease.metrics().queued(answer.queued);

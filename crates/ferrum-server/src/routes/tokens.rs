@@ -1,12 +1,12 @@
 //! `/tokenize` and `/detokenize`, as vLLM and llama.cpp have them.
 
-use super::messages;
+use super::openai_messages;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::request::{self, Body};
 use crate::response::{Detokenized, ListedToken, Templated, TokenPiece, Tokenized};
-use crate::{sampling, spelled};
+use crate::{sampling, special_token_escape};
 use axum::Json;
 use axum::extract::{Request, State};
 use ferrum_formats::tokenizer::EncodeOptions;
@@ -40,7 +40,10 @@ pub(super) fn read_tokenize(
     }
     let texts = fields.return_token_strs.unwrap_or(false);
     let begin = fields.add_generation_prompt;
-    let tokens = match (fields.prompt.or(fields.content), messages::read(body)?) {
+    let tokens = match (
+        fields.prompt.or(fields.content),
+        openai_messages::read(body)?,
+    ) {
         (Some(_), Some(_)) => {
             let reason = "there is a prompt, too; expected one of them";
             return Err(ApiError::invalid("messages", reason));
@@ -60,7 +63,7 @@ pub(super) fn read_tokenize(
         (None, Some(conversation)) => {
             // The template has written what it wants around.
             let add = add.unwrap_or(false);
-            messages::tokens(model, conversation, begin.unwrap_or(true), add)?
+            openai_messages::tokens(model, conversation, begin.unwrap_or(true), add)?
         }
     };
     let text = |&token| String::from_utf8_lossy(&model.token_bytes(token)).into_owned();
@@ -93,12 +96,12 @@ pub(crate) async fn apply_template(
 
 fn read_template(_: &App, model: &Lease, body: &mut Body) -> Result<String, ApiError> {
     let fields: request::Template = body.part()?;
-    let conversation = messages::read(body)?;
+    let conversation = openai_messages::read(body)?;
     let mut conversation =
         conversation.ok_or_else(|| ApiError::invalid("messages", "it is missing"))?;
     let begin = fields.add_generation_prompt.unwrap_or(true);
-    let text = messages::render(model, &mut conversation, begin)?;
-    Ok(spelled::unmarked(text))
+    let text = openai_messages::render(model, &mut conversation, begin)?;
+    Ok(special_token_escape::unescape(text))
 }
 
 /// Text of tokens, special ones included.

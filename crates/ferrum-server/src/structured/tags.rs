@@ -3,7 +3,7 @@
 
 use crate::error::ApiError;
 use crate::output::{Marks, mark_regex};
-use crate::spelled::SpelledTokens;
+use crate::special_token_escape::SpecialTokenEscaper;
 use ferrum_engine::grammar::{Grammar, lark_string, lark_token};
 use serde::Deserialize;
 use serde_json::Value;
@@ -115,7 +115,7 @@ pub(super) fn grammar(
     document: Value,
     param: &str,
     marks: &Marks<'_>,
-    special: &SpelledTokens,
+    special: &SpecialTokenEscaper,
 ) -> Result<Grammar, ApiError> {
     let invalid = |reason: String| ApiError::invalid(param, reason);
     let document = serde_json::from_value(document);
@@ -164,7 +164,7 @@ const ANY: &str = "TAGS_TEXT";
 /// A grammar in the making. Reasons of errors are texts.
 struct Rules<'a> {
     marks: &'a Marks<'a>,
-    special: &'a SpelledTokens,
+    special: &'a SpecialTokenEscaper,
     text: String,
     parts: Vec<(String, Grammar)>,
     /// Rules so far, which gives each a name of its own.
@@ -360,7 +360,7 @@ mod tests {
         let model = demo().decoder();
         let tokenizer = &model.tokenizer;
         let compiler = GrammarCompiler::new(Arc::clone(tokenizer), tokenizer.vocab_size());
-        let special = SpelledTokens::new(tokenizer);
+        let special = SpecialTokenEscaper::new(tokenizer);
         let mut ids = 0..tokenizer.vocab_size() as u32;
         let token = ids.rfind(|&id| tokenizer.is_special(id));
         let token = tokenizer.token_text(token.unwrap()).unwrap();

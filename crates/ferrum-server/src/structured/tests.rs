@@ -178,7 +178,7 @@ fn whole_answers_are_of_the_form() {
         function(0, "f", a, true),
         function(1, "go.on", json!({}), false),
     ];
-    let wanted = Structured {
+    let options = Structured {
         grammar: Grammar::Choice(vec!["ok".into()]),
         param: "guided_choice".into(),
     };
@@ -193,13 +193,13 @@ fn whole_answers_are_of_the_form() {
             },
             functions: &functions,
             must_call: case.must_call,
-            structured: Some(&wanted).filter(|_| case.structured),
+            structured: Some(&options).filter(|_| case.structured),
         };
         let (grammar, _) = form.grammar(&Marks(&tokenizer));
         let constraint = compiler.compile(&grammar);
         let constraint = constraint.unwrap_or_else(|e| panic!("{e}: {grammar:?}"));
         let accepts = |text: &str| {
-            // A special token is told from its text in the demo's vocabulary, too.
+            // The demo's vocabulary distinguishes a special token from its text.
             let special = EncodeOptions::PROMPT;
             constraint.accepts(&tokenizer.encode(text, special).unwrap())
         };

@@ -206,7 +206,7 @@ fn adapters_of_the_start_stay_where_there_are_no_administrators() {
     assert_eq!(reply.status, 403);
     assert_eq!(reply.json()["error"]["type"], "permission_error");
     complete(&server, "given");
-    // What came by request goes by request.
+    // A request can unload an adapter that a request loaded.
     assert_eq!(server.post(LOAD, &load("new", "llama-all")).status, 200);
     let unload = json!({"lora_name": "new"});
     assert_eq!(server.post(UNLOAD, &unload).status, 200);

@@ -496,7 +496,7 @@ fn errors_have_anthropics_shape() {
     );
 }
 
-/// Anthropic's TypeScript client sends the whole conversation when it is told in these words.
+/// Anthropic's TypeScript client sends the whole conversation after an error with these words.
 #[test]
 fn a_thread_is_not_gone_on_with() {
     let server = Running::demo();

@@ -261,7 +261,7 @@ fn calls_of_the_older_form_have_ids() {
     assert_eq!(prompt, "000000000:f 000000000=f 000000002:g 000000002=g ");
 }
 
-/// A tool may give an image: agents keep it in the conversation, and the model is told that there was one.
+/// A tool may return an image: agents keep it in the conversation, and the prompt says that there was one.
 #[test]
 fn what_tools_give_beside_text_is_noted() {
     let server = Running::demo();

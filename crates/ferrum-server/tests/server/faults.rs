@@ -1,4 +1,4 @@
-//! An engine that breaks while it answers: everybody is told, and health is red at once.
+//! An engine that fails while it answers: all its requests fail, and health reports it at once.
 
 use super::hooked::{Hooks, hooked};
 use super::{Running, demo_model};

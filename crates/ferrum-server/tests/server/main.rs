@@ -292,7 +292,7 @@ impl Running {
         answer
     }
 
-    /// The chunks of a streamed answer; its end is held against the rules.
+    /// The chunks of a streamed answer, whose end is checked.
     fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut events = self.written_events(path, body);
         assert_eq!(events.pop().unwrap(), "data: [DONE]");
@@ -324,7 +324,7 @@ impl Running {
             .collect()
     }
 
-    /// The events of a streamed answer as text; their data is held against the document of all routes.
+    /// The events of a streamed answer as text; their data is checked against the OpenAPI document.
     fn written_events(&self, path: &str, body: &Value) -> Vec<String> {
         let reply = self.post(path, body);
         let head = reply.head.to_lowercase();
@@ -431,7 +431,7 @@ impl Reply {
         text
     }
 
-    /// Its body, held against the document of all routes.
+    /// Its body, checked against the OpenAPI document.
     fn json(mut self) -> Value {
         let (asked, status) = (self.asked.take(), self.status);
         let text = self.text();

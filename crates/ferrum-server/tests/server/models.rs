@@ -97,7 +97,7 @@ impl ModelLoader for Zoo {
         }))
     }
 
-    fn tell(&self, name: &str, event: ModelEvent<'_>) {
+    fn on_event(&self, name: &str, event: ModelEvent<'_>) {
         let event = match event {
             ModelEvent::Loading => "loading",
             ModelEvent::Loaded(_) => "loaded",
@@ -359,7 +359,7 @@ fn a_response_is_gone_on_from_with_its_model() {
 fn one_place_is_shared_under_load_and_no_answer_is_mixed_up() {
     let zoo = Zoo::new();
     let config = ServerConfig {
-        model_turn: Duration::from_millis(50),
+        model_min_residency: Duration::from_millis(50),
         ..one_at_a_time()
     };
     let server = serve(&zoo, &["demo", "llama"], 1, config);
@@ -390,7 +390,7 @@ fn one_place_is_shared_under_load_and_no_answer_is_mixed_up() {
 fn an_answer_in_flight_is_not_cut_off_for_another_model() {
     let zoo = Zoo::new();
     let config = ServerConfig {
-        model_turn: Duration::ZERO,
+        model_min_residency: Duration::ZERO,
         ..one_at_a_time()
     };
     let server = serve(&zoo, &["demo", "llama"], 1, config);
@@ -400,7 +400,7 @@ fn an_answer_in_flight_is_not_cut_off_for_another_model() {
         let mut stream = server.post(TEXT, &endless);
         assert!(stream.chunk().is_some());
         let other = scope.spawn(|| text(&server, "llama"));
-        // Its turn is over, so nobody new is served before the other is.
+        // Its minimum residency is over, so it accepts no new request before the other model is served.
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(
             zoo.told("llama loading"),

@@ -371,7 +371,7 @@ fn what_is_wrong_is_named() {
     }
 }
 
-/// Fields that nobody knows, and hints that are not followed, are told; or refused where that is wanted.
+/// Unknown fields, and hints that are not followed, are reported, or refused in strict mode.
 #[test]
 fn what_is_not_followed_is_told() {
     let config = ServerConfig {

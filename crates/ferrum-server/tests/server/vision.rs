@@ -1,4 +1,4 @@
-//! Images in requests of all three APIs: the answers of `transformers`, and refusals that harm nobody else.
+//! Images in requests of all three APIs: the answers of `transformers`, and refusals that do not affect other requests.
 
 use super::*;
 use base64::Engine as _;

@@ -181,7 +181,7 @@ impl ModelLoader for Models {
         loaded.map_err(|e| e.to_string())
     }
 
-    fn tell(&self, name: &str, event: ModelEvent<'_>) {
+    fn on_event(&self, name: &str, event: ModelEvent<'_>) {
         let model = name;
         if !self.serving.load(Ordering::Acquire) {
             // What goes wrong ends the program, which says so.

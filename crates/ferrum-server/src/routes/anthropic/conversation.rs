@@ -8,8 +8,8 @@ use crate::request::{
     AnthropicChoice, AnthropicTool, Block, Body, ChoiceKind, Content, Format, Function,
     FunctionName, OutputConfig, Source, Speaker, Thinking, ThinkingKind, Turn, Turns, need,
 };
-use crate::routes::messages::function_json;
-use crate::sampling::Wanted;
+use crate::routes::openai_messages::function_json;
+use crate::sampling::GenerationOptions;
 use crate::structured;
 use serde_json::{Map, Value, json};
 
@@ -30,13 +30,13 @@ impl Asked {
     pub(super) fn prompt(
         self,
         model: &Model,
-        mut wanted: Option<&mut Wanted>,
+        mut options: Option<&mut GenerationOptions>,
     ) -> Result<ChatPrompt> {
-        if let (Some(wanted), Some((format, path))) = (&mut wanted, self.format) {
-            wanted.structured = structured::read_format(format, path, true, model)?;
+        if let (Some(options), Some((format, path))) = (&mut options, self.format) {
+            options.structured = structured::read_format(format, path, true, model)?;
         }
         self.conversation
-            .prompt(model, &self.choice, self.parallel, wanted)
+            .prompt(model, &self.choice, self.parallel, options)
     }
 }
 

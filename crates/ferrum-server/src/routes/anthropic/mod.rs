@@ -3,11 +3,11 @@
 
 mod conversation;
 
-use crate::answers::{Answers, Next};
 use crate::app::{App, fresh_id};
-use crate::chat_output::{self, Block, Blocks, Change, ChatOutput, End, Kind};
+use crate::chat_output::{self, Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput};
 use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
+use crate::generation_stream::{GenerationEvent, GenerationStream};
 use crate::images;
 use crate::models::Lease;
 use crate::request::{self, Body};
@@ -15,8 +15,8 @@ use crate::response::{
     AnthropicBlock, AnthropicDelta, AnthropicEvent, AnthropicMessage, AnthropicMessageType,
     AnthropicRole, AnthropicStop, AnthropicStopReason, AnthropicUsage, InputTokens, ThinkingTokens,
 };
-use crate::sampling::{self, Wanted};
-use crate::sse::{self, Chunks, EventText};
+use crate::sampling::{self, GenerationOptions};
+use crate::sse::{self, EventText, StreamEncoder};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(super) struct Job {
-    wanted: Wanted,
+    options: GenerationOptions,
     prompt: ChatPrompt,
 }
 
@@ -38,18 +38,19 @@ pub(crate) async fn messages(
     let (mut job, lease) = app.read(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let prompt_tokens = prompt.len();
-    let left = job.wanted.place.time_left(&app.config);
+    let left = job.options.context.time_left(&app.config);
     let images = std::mem::take(&mut job.prompt.images);
-    let images = images::see(&lease, images, (job.wanted.place.priority(), left)).await?;
-    let mut asked = job.wanted.request(prompt, &app.config);
+    let images =
+        images::embed_images(&lease, images, (job.options.context.priority(), left)).await?;
+    let mut asked = job.options.request(prompt, &app.config);
     asked.images = images;
-    let mut answers = Answers::begin(&lease, "messages", 1, [asked])?;
+    let mut answers = GenerationStream::begin(&lease, "messages", 1, [asked])?;
     let output = ChatOutput::new(&job.prompt, answers.count());
     let shape = Shape {
         id: fresh_id("msg_"),
-        model: job.wanted.place.model.name.clone(),
+        model: job.options.context.model.name.clone(),
     };
-    if job.wanted.stream {
+    if job.options.stream {
         let shape = MessageEvents {
             shape,
             output,
@@ -80,18 +81,18 @@ pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<usiz
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut wanted = Wanted::one(body, lease)?;
+    let mut options = GenerationOptions::one(body, lease)?;
     let fields: request::Messaging = body.part()?;
     let Some(most) = fields.max_tokens else {
         return Err(ApiError::invalid("max_tokens", "it is missing"));
     };
     let most = sampling::max_tokens(&[("max_tokens", Some(most))], 1, config)?;
-    wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
+    options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     let stops = fields.stop_sequences.unwrap_or_default().0;
-    wanted.generation.stop = sampling::stop_strings("stop_sequences", stops)?;
+    options.generation.stop = sampling::stop_strings("stop_sequences", stops)?;
     let asked = conversation::read(body, lease)?;
-    let prompt = asked.prompt(lease, Some(&mut wanted))?;
-    Ok(Job { wanted, prompt })
+    let prompt = asked.prompt(lease, Some(&mut options))?;
+    Ok(Job { options, prompt })
 }
 
 /// What all forms of a message have.
@@ -108,7 +109,7 @@ impl Shape {
             role: AnthropicRole,
             model: &self.model,
             content: blocks.list().iter().map(whole_block).collect(),
-            stop: stop(blocks.end()),
+            stop: stop(blocks.finish()),
             usage: tokens(usage, blocks.reasoning_tokens()),
         }
     }
@@ -126,15 +127,15 @@ fn tokens(usage: &Usage, thinking_tokens: usize) -> AnthropicUsage {
 }
 
 /// Why an answer ended, and the stop string that it met.
-fn stop(end: Option<&End>) -> AnthropicStop<'_> {
+fn stop(end: Option<&ChatFinish>) -> AnthropicStop<'_> {
     let stop_reason = end.map(|end| match end {
-        End::Stop(None) => AnthropicStopReason::EndTurn,
-        End::Stop(Some(_)) => AnthropicStopReason::StopSequence,
-        End::Length => AnthropicStopReason::MaxTokens,
-        End::Calls => AnthropicStopReason::ToolUse,
+        ChatFinish::Stop(None) => AnthropicStopReason::EndTurn,
+        ChatFinish::Stop(Some(_)) => AnthropicStopReason::StopSequence,
+        ChatFinish::Length => AnthropicStopReason::MaxTokens,
+        ChatFinish::Calls => AnthropicStopReason::ToolUse,
     });
     let stop_sequence = match end {
-        Some(End::Stop(Some(text))) => Some(text.as_str()),
+        Some(ChatFinish::Stop(Some(text))) => Some(text.as_str()),
         _ => None,
     };
     AnthropicStop {
@@ -150,12 +151,12 @@ fn whole_block(block: &Block) -> AnthropicBlock<'_> {
 /// A block with its text, or with its arguments.
 fn block_of<'a>(block: &'a Block, text: &'a str, input: Value) -> AnthropicBlock<'a> {
     match &block.kind {
-        Kind::Text => AnthropicBlock::Text { text },
-        Kind::Reasoning => AnthropicBlock::Thinking {
+        BlockKind::Text => AnthropicBlock::Text { text },
+        BlockKind::Reasoning => AnthropicBlock::Thinking {
             thinking: text,
             signature: "",
         },
-        Kind::Call(name) => AnthropicBlock::ToolUse {
+        BlockKind::Call(name) => AnthropicBlock::ToolUse {
             id: format!("toolu_{}", block.tag),
             name,
             input,
@@ -170,25 +171,25 @@ struct MessageEvents {
     prompt_tokens: usize,
 }
 
-fn event<'a>(index: usize, block: &'a Block, change: &'a Change) -> AnthropicEvent<'a> {
-    match change {
-        Change::Begins => AnthropicEvent::ContentBlockStart {
+fn block_event<'a>(index: usize, block: &'a Block, event: &'a BlockEvent) -> AnthropicEvent<'a> {
+    match event {
+        BlockEvent::Start => AnthropicEvent::ContentBlockStart {
             index,
             content_block: block_of(block, "", Map::new().into()),
         },
-        Change::Grows(text, _) => AnthropicEvent::ContentBlockDelta {
+        BlockEvent::Delta(text, _) => AnthropicEvent::ContentBlockDelta {
             index,
             delta: match &block.kind {
-                Kind::Text => AnthropicDelta::TextDelta { text },
-                Kind::Reasoning => AnthropicDelta::ThinkingDelta { thinking: text },
-                Kind::Call(_) => AnthropicDelta::InputJsonDelta { partial_json: text },
+                BlockKind::Text => AnthropicDelta::TextDelta { text },
+                BlockKind::Reasoning => AnthropicDelta::ThinkingDelta { thinking: text },
+                BlockKind::Call(_) => AnthropicDelta::InputJsonDelta { partial_json: text },
             },
         },
-        Change::Ends => AnthropicEvent::ContentBlockStop { index },
+        BlockEvent::Stop => AnthropicEvent::ContentBlockStop { index },
     }
 }
 
-impl Chunks for MessageEvents {
+impl StreamEncoder for MessageEvents {
     const DONE: bool = false;
 
     fn begin(&mut self, out: &mut EventText) {
@@ -202,21 +203,24 @@ impl Chunks for MessageEvents {
         out.named(&AnthropicEvent::Ping);
     }
 
-    fn chunks(&mut self, next: Next, out: &mut EventText) {
-        match next {
-            Next::TextChunk(piece) => {
-                let part = self.output.part(piece);
-                let tell = |index, block: &Block, change| out.named(&event(index, block, &change));
-                self.blocks.add(part, tell);
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText) {
+        match event {
+            GenerationEvent::TextChunk(piece) => {
+                let delta = self.output.push(piece);
+                let emit =
+                    |index, block: &Block, event| out.named(&block_event(index, block, &event));
+                self.blocks.add(delta, emit);
             }
-            Next::Done(usage) => {
+            GenerationEvent::Done(usage) => {
                 out.named(&AnthropicEvent::MessageDelta {
-                    delta: stop(self.blocks.end()),
+                    delta: stop(self.blocks.finish()),
                     usage: tokens(&usage, self.blocks.reasoning_tokens()),
                 });
                 out.named(&AnthropicEvent::MessageStop);
             }
-            Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => {}
+            GenerationEvent::Prompt(..)
+            | GenerationEvent::Embedding(..)
+            | GenerationEvent::Failed(_) => {}
         }
     }
 

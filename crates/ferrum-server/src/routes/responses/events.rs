@@ -1,11 +1,11 @@
 //! Responses as they come: events with a type and a number.
 
 use super::shape::{Shape, item_id};
-use crate::answers::Next;
-use crate::chat_output::{Block, Blocks, Change, ChatOutput, End, Kind};
+use crate::chat_output::{Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput};
 use crate::error::ApiError;
+use crate::generation_stream::GenerationEvent;
 use crate::response::{ResponseChange, ResponseEvent, ResponseStatus};
-use crate::sse::{Chunks, EventText};
+use crate::sse::{EventText, StreamEncoder};
 
 /// See the [module](self).
 pub(super) struct ResponseEvents {
@@ -28,13 +28,13 @@ impl ResponseEvents {
 }
 
 /// Writes events with their numbers.
-struct Teller<'a> {
+struct Emitter<'a> {
     number: &'a mut u64,
     out: &'a mut EventText,
 }
 
-impl Teller<'_> {
-    fn tell(&mut self, change: ResponseChange<'_>) {
+impl Emitter<'_> {
+    fn emit(&mut self, change: ResponseChange<'_>) {
         self.out.named(&ResponseEvent {
             change,
             sequence_number: *self.number,
@@ -47,18 +47,18 @@ impl Teller<'_> {
         &mut self,
         shape: &Shape,
         (output_index, block): (usize, &Block),
-        change: &Change,
+        change: &BlockEvent,
         status: ResponseStatus,
     ) {
         let item_id = &*item_id(block);
         let content_index = 0;
-        let is_call = matches!(block.kind, Kind::Call(_));
+        let is_call = matches!(block.kind, BlockKind::Call(_));
         match change {
-            Change::Begins => {
+            BlockEvent::Start => {
                 let item = shape.item(block, ResponseStatus::InProgress);
-                self.tell(ResponseChange::ItemAdded { output_index, item });
+                self.emit(ResponseChange::ItemAdded { output_index, item });
                 if !is_call {
-                    self.tell(ResponseChange::PartAdded {
+                    self.emit(ResponseChange::PartAdded {
                         item_id,
                         output_index,
                         content_index,
@@ -66,43 +66,43 @@ impl Teller<'_> {
                     });
                 }
             }
-            Change::Grows(delta, logprobs) => self.tell(match &block.kind {
-                Kind::Text => ResponseChange::TextDelta {
+            BlockEvent::Delta(delta, logprobs) => self.emit(match &block.kind {
+                BlockKind::Text => ResponseChange::TextDelta {
                     item_id,
                     output_index,
                     content_index,
                     delta,
                     logprobs: shape.listed(logprobs),
                 },
-                Kind::Reasoning => ResponseChange::ReasoningDelta {
+                BlockKind::Reasoning => ResponseChange::ReasoningDelta {
                     item_id,
                     output_index,
                     content_index,
                     delta,
                 },
-                Kind::Call(_) => ResponseChange::ArgumentsDelta {
+                BlockKind::Call(_) => ResponseChange::ArgumentsDelta {
                     item_id,
                     output_index,
                     delta,
                 },
             }),
-            Change::Ends => {
+            BlockEvent::Stop => {
                 let text = &block.text;
-                self.tell(match &block.kind {
-                    Kind::Text => ResponseChange::TextDone {
+                self.emit(match &block.kind {
+                    BlockKind::Text => ResponseChange::TextDone {
                         item_id,
                         output_index,
                         content_index,
                         text,
                         logprobs: shape.listed(&block.logprobs),
                     },
-                    Kind::Reasoning => ResponseChange::ReasoningDone {
+                    BlockKind::Reasoning => ResponseChange::ReasoningDone {
                         item_id,
                         output_index,
                         content_index,
                         text,
                     },
-                    Kind::Call(name) => ResponseChange::ArgumentsDone {
+                    BlockKind::Call(name) => ResponseChange::ArgumentsDone {
                         item_id,
                         output_index,
                         arguments: text,
@@ -110,7 +110,7 @@ impl Teller<'_> {
                     },
                 });
                 if !is_call {
-                    self.tell(ResponseChange::PartDone {
+                    self.emit(ResponseChange::PartDone {
                         item_id,
                         output_index,
                         content_index,
@@ -118,55 +118,57 @@ impl Teller<'_> {
                     });
                 }
                 let item = shape.item(block, status);
-                self.tell(ResponseChange::ItemDone { output_index, item });
+                self.emit(ResponseChange::ItemDone { output_index, item });
             }
         }
     }
 }
 
-impl Chunks for ResponseEvents {
+impl StreamEncoder for ResponseEvents {
     const DONE: bool = false;
 
     fn begin(&mut self, out: &mut EventText) {
         let number = &mut self.number;
-        let mut teller = Teller { number, out };
+        let mut emitter = Emitter { number, out };
         let response = &self.shape.going_on(&self.blocks);
-        teller.tell(ResponseChange::Created { response });
-        teller.tell(ResponseChange::InProgress { response });
+        emitter.emit(ResponseChange::Created { response });
+        emitter.emit(ResponseChange::InProgress { response });
     }
 
-    fn chunks(&mut self, next: Next, out: &mut EventText) {
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText) {
         let number = &mut self.number;
-        let mut teller = Teller { number, out };
-        match next {
-            Next::TextChunk(piece) => {
-                let part = self.output.part(piece);
-                let status = match part.end {
-                    Some(End::Length) => ResponseStatus::Incomplete,
+        let mut emitter = Emitter { number, out };
+        match event {
+            GenerationEvent::TextChunk(piece) => {
+                let delta = self.output.push(piece);
+                let status = match delta.finish {
+                    Some(ChatFinish::Length) => ResponseStatus::Incomplete,
                     _ => ResponseStatus::Completed,
                 };
                 let shape = &self.shape;
-                let tell = |at, block: &Block, change| {
-                    teller.change(shape, (at, block), &change, status);
+                let emit = |at, block: &Block, change| {
+                    emitter.change(shape, (at, block), &change, status);
                 };
-                self.blocks.add(part, tell);
+                self.blocks.add(delta, emit);
             }
-            Next::Done(usage) => {
+            GenerationEvent::Done(usage) => {
                 let response = &self.shape.ended(&self.blocks, &usage);
                 self.shape.keep(response, &self.blocks);
-                teller.tell(match response.status {
+                emitter.emit(match response.status {
                     ResponseStatus::Incomplete => ResponseChange::Incomplete { response },
                     _ => ResponseChange::Completed { response },
                 });
             }
-            Next::Prompt(..) | Next::Embedding(..) | Next::Failed(_) => {}
+            GenerationEvent::Prompt(..)
+            | GenerationEvent::Embedding(..)
+            | GenerationEvent::Failed(_) => {}
         }
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut EventText) {
         let number = &mut self.number;
         let response = &self.shape.failed(&self.blocks, error);
-        Teller { number, out }.tell(ResponseChange::Failed { response });
+        Emitter { number, out }.emit(ResponseChange::Failed { response });
     }
 
     /// An event, as Codex ends a stream in which comments are all that comes for five minutes; a long prompt may take
@@ -174,7 +176,7 @@ impl Chunks for ResponseEvents {
     fn keep_alive(&mut self, out: &mut EventText) {
         let number = &mut self.number;
         let response = &self.shape.going_on(&self.blocks);
-        Teller { number, out }.tell(ResponseChange::InProgress { response });
+        Emitter { number, out }.emit(ResponseChange::InProgress { response });
     }
 }
 

@@ -11,7 +11,7 @@ use crate::request::{
     Body, Content, Function, FunctionName, ImageUrl, Input, Item, ItemPart, ResponseTool, Role,
     need,
 };
-use crate::routes::messages::function_json;
+use crate::routes::openai_messages::function_json;
 use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;

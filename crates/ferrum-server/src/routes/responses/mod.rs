@@ -2,21 +2,21 @@
 
 mod events;
 mod input;
-mod listed;
+mod input_items;
 mod shape;
 
-pub(crate) use listed::input_items;
+pub(crate) use input_items::input_items;
 
-use crate::answers::Answers;
 use crate::app::App;
 use crate::chat_output::{self, ChatOutput};
 use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
+use crate::generation_stream::GenerationStream;
 use crate::images;
 use crate::models::Lease;
 use crate::request::{self, Body, Int};
 use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
-use crate::sampling::{self, Wanted};
+use crate::sampling::{self, GenerationOptions};
 use crate::sse;
 use crate::structured;
 use axum::Json;
@@ -36,7 +36,7 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 
 #[derive(Debug)]
 pub(super) struct Job {
-    wanted: Wanted,
+    options: GenerationOptions,
     prompt: ChatPrompt,
     /// The fields that the response repeats.
     echo: Echo,
@@ -56,15 +56,16 @@ pub(crate) async fn create(
     let lease = app.lease(model.as_deref()).await?;
     let (mut job, lease) = app.parse(body, lease, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
-    let left = job.wanted.place.time_left(&app.config);
+    let left = job.options.context.time_left(&app.config);
     let images = std::mem::take(&mut job.prompt.images);
-    let images = images::see(&lease, images, (job.wanted.place.priority(), left)).await?;
-    let mut asked = job.wanted.request(prompt, &app.config);
+    let images =
+        images::embed_images(&lease, images, (job.options.context.priority(), left)).await?;
+    let mut asked = job.options.request(prompt, &app.config);
     asked.images = images;
     asked.logprobs = job.wants_logprobs.then_some(job.echo.top_logprobs);
-    let mut answers = Answers::begin(&lease, "input", 1, [asked])?;
+    let mut answers = GenerationStream::begin(&lease, "input", 1, [asked])?;
     let output = ChatOutput::new(&job.prompt, answers.count());
-    let stream = job.wanted.stream;
+    let stream = job.options.stream;
     let shape = Shape::new(&app, lease.model(), job.echo, job.messages);
     if stream {
         let shape = events::ResponseEvents::new(shape, output);
@@ -131,17 +132,17 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         Value::Null => default,
         value => value,
     };
-    let mut wanted = Wanted::one(body, lease)?;
-    let fields: request::Respond = body.part()?;
+    let mut options = GenerationOptions::one(body, lease)?;
+    let fields: request::ResponsesRequest = body.part()?;
     let most = [("max_output_tokens", fields.max_output_tokens)];
     let most = sampling::max_tokens(&most, 1, config)?;
-    wanted.generation.max_tokens = most.unwrap_or(config.max_tokens);
-    supported(body, &fields, wanted.stream)?;
+    options.generation.max_tokens = most.unwrap_or(config.max_tokens);
+    supported(body, &fields, options.stream)?;
     let (wants_logprobs, top_logprobs) = read_logprobs(body, &fields);
     let mut shown_format = json!({"type": "text"});
     if let Some(format) = fields.text.and_then(|text| text.format) {
         shown_format = body.value("text")["format"].take();
-        wanted.structured = structured::read_format(format, "text.format", true, lease)?;
+        options.structured = structured::read_format(format, "text.format", true, lease)?;
     }
     let store = read_store(app, fields.store)?;
     let previous = fields.previous_response_id;
@@ -171,12 +172,12 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         prefill: String::new(),
         parse_special: false,
     };
-    let sampling = &wanted.generation.sampling;
+    let sampling = &options.generation.sampling;
     let echo = Echo {
         instructions: fields.instructions,
         max_output_tokens: most,
         metadata: said(body, "metadata", json!({})),
-        model: wanted.place.model.name.clone(),
+        model: options.context.model.name.clone(),
         parallel_tool_calls: parallel,
         previous_response_id: previous,
         reasoning: said(body, "reasoning", json!({"effort": null, "summary": null})),
@@ -191,8 +192,8 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         namespaces,
     };
     Ok(Job {
-        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut wanted))?,
-        wanted,
+        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
+        options,
         echo,
         wants_logprobs,
         messages: kept,
@@ -200,7 +201,11 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
 }
 
 /// Refuses fields that would change the answer and cannot be followed, and notes hints that are not.
-fn supported(body: &mut Body, fields: &request::Respond, stream: bool) -> Result<(), ApiError> {
+fn supported(
+    body: &mut Body,
+    fields: &request::ResponsesRequest,
+    stream: bool,
+) -> Result<(), ApiError> {
     let refused = |name: &str, reason: &str| Err(ApiError::unsupported(name, reason));
     if fields.background == Some(true) {
         return refused(
@@ -249,7 +254,7 @@ fn supported(body: &mut Body, fields: &request::Respond, stream: bool) -> Result
 }
 
 /// Whether log-probabilities of the text are wanted, and how many rivals of each token.
-fn read_logprobs(body: &mut Body, fields: &request::Respond) -> (bool, usize) {
+fn read_logprobs(body: &mut Body, fields: &request::ResponsesRequest) -> (bool, usize) {
     let mut include = fields.include.iter().flat_map(|list| &list.0);
     let wanted = include.any(|entry| entry == LOGPROBS);
     let top = fields.top_logprobs.and_then(Int::count).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Responses as OpenAI's clients read them.
 
 use crate::app::{App, fresh_id};
-use crate::chat_output::{Block, Blocks, End, Kind};
+use crate::chat_output::{Block, BlockKind, Blocks, ChatFinish};
 use crate::error::ApiError;
 use crate::logprobs::chat_entry;
 use crate::model::{Model, unix_time};
@@ -71,7 +71,7 @@ impl Shape {
         self.response(ResponseStatus::InProgress, blocks)
     }
 
-    /// A response that will not end; what there was of it is told.
+    /// A failed response, with its output so far.
     pub(super) fn failed<'a>(&'a self, blocks: &'a Blocks, error: &ApiError) -> Response<'a> {
         Response {
             error: Some(ResponseError {
@@ -84,7 +84,7 @@ impl Shape {
 
     /// The whole response.
     pub(super) fn ended<'a>(&'a self, blocks: &'a Blocks, usage: &Usage) -> Response<'a> {
-        let cut = blocks.end() == Some(&End::Length);
+        let cut = blocks.finish() == Some(&ChatFinish::Length);
         let status = match cut {
             true => ResponseStatus::Incomplete,
             false => ResponseStatus::Completed,
@@ -176,19 +176,19 @@ impl Shape {
         };
         let id = item_id(block);
         match &block.kind {
-            Kind::Reasoning => ResponseItem::Reasoning {
+            BlockKind::Reasoning => ResponseItem::Reasoning {
                 id,
                 status: Some(status),
                 summary: EmptyList,
                 content,
             },
-            Kind::Text => ResponseItem::Message {
+            BlockKind::Text => ResponseItem::Message {
                 id,
                 status,
                 role: "assistant",
                 content,
             },
-            Kind::Call(name) => ResponseItem::FunctionCall {
+            BlockKind::Call(name) => ResponseItem::FunctionCall {
                 id,
                 status,
                 call_id: Cow::Owned(format!("call_{}", block.tag)),
@@ -203,7 +203,7 @@ impl Shape {
     pub(super) fn part<'a>(&self, block: &'a Block) -> ResponsePart<'a> {
         let text = &block.text;
         match block.kind {
-            Kind::Reasoning => ResponsePart::ReasoningText { text },
+            BlockKind::Reasoning => ResponsePart::ReasoningText { text },
             _ => ResponsePart::OutputText {
                 text,
                 annotations: EmptyList,
@@ -221,21 +221,21 @@ impl Shape {
 
 pub(super) fn item_id(block: &Block) -> String {
     let prefix = match &block.kind {
-        Kind::Reasoning => "rs_",
-        Kind::Text => "msg_",
-        Kind::Call(_) => "fc_",
+        BlockKind::Reasoning => "rs_",
+        BlockKind::Text => "msg_",
+        BlockKind::Call(_) => "fc_",
     };
     format!("{prefix}{}", block.tag)
 }
 
 /// An answer as templates read it in the next turn.
 fn message(blocks: &Blocks) -> Value {
-    let text = |kind: &Kind| -> String {
+    let text = |kind: &BlockKind| -> String {
         let mine = blocks.list().iter().filter(|block| block.kind == *kind);
         mine.map(|block| &*block.text).collect()
     };
     let call = |block: &Block| match &block.kind {
-        Kind::Call(name) => Some(json!({
+        BlockKind::Call(name) => Some(json!({
             "type": "function",
             "id": format!("call_{}", block.tag),
             "function": {"name": name, "arguments": block.arguments()},
@@ -243,7 +243,7 @@ fn message(blocks: &Blocks) -> Value {
         _ => None,
     };
     let calls: Vec<_> = blocks.list().iter().filter_map(call).collect();
-    let (said, thought) = (text(&Kind::Text), text(&Kind::Reasoning));
+    let (said, thought) = (text(&BlockKind::Text), text(&BlockKind::Reasoning));
     let mut message = json!({"role": "assistant"});
     if !said.is_empty() || calls.is_empty() {
         message["content"] = said.into();

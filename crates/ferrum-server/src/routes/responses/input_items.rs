@@ -18,7 +18,7 @@ const PAGE: usize = 20;
 const MAX_PAGE: usize = 100;
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct InputItemsQuery {
     limit: Option<usize>,
     /// `asc`, or `desc`: the newest first.
     order: Option<String>,
@@ -30,11 +30,11 @@ pub(crate) struct Wanted {
 pub(crate) async fn input_items(
     State(app): State<Arc<App>>,
     path: Result<Path<String>, PathRejection>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
+    query: Result<Query<InputItemsQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let Path(id) = path?;
-    let Query(wanted) = wanted.map_err(|e| ApiError::malformed(e.body_text()))?;
-    let limit = wanted.limit.unwrap_or(PAGE);
+    let Query(query) = query.map_err(|e| ApiError::malformed(e.body_text()))?;
+    let limit = query.limit.unwrap_or(PAGE);
     if !(1..=MAX_PAGE).contains(&limit) {
         let reason = format!("found {limit}, expected an integer from 1 to {MAX_PAGE}");
         return Err(ApiError::invalid("limit", reason));
@@ -48,7 +48,7 @@ pub(crate) async fn input_items(
     for (i, message) in messages.iter().enumerate() {
         add_items(message, &format!("{id}_{i}"), &mut items);
     }
-    match wanted.order.as_deref() {
+    match query.order.as_deref() {
         None | Some("desc") => items.reverse(),
         Some("asc") => {}
         Some(other) => {
@@ -56,7 +56,7 @@ pub(crate) async fn input_items(
             return Err(ApiError::invalid("order", reason));
         }
     }
-    let after = wanted.after.as_deref();
+    let after = query.after.as_deref();
     let first = after.and_then(|after| items.iter().position(|item| item.id() == after));
     let rest = &items[first.map_or(0, |first| first + 1)..];
     let page = &rest[..limit.min(rest.len())];

@@ -12,10 +12,11 @@ use utoipa::{PartialSchema, ToSchema};
 /// Most prompts of a request and parts of a prompt that are read at all; servers allow fewer prompts.
 const MAX_ENTRIES: usize = 1 << 16;
 
-/// What both routes have beside [`Sampling`](super::Sampling) and [`Forms`](super::Forms).
+/// What both routes have beside [`Sampling`](super::Sampling) and [`StructuredOutputFields`](super::StructuredOutputFields).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
-pub(crate) struct NativeOptions {
+#[schema(as = NativeOptions)]
+pub(crate) struct LlamaCppOptions {
     /// Most tokens of an answer; -1, or nothing: as many as fit. 0 computes the prompt only.
     #[serde(alias = "max_tokens")]
     pub(crate) n_predict: Option<Limit>,
@@ -52,8 +53,9 @@ pub(crate) type Samplers = Content<String>;
 /// `/completion` beside that.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
-pub(crate) struct NativeCompletion {
-    pub(crate) prompt: NativePrompts,
+#[schema(as = NativeCompletion)]
+pub(crate) struct LlamaCppCompletion {
+    pub(crate) prompt: LlamaCppPrompts,
 }
 
 /// `/infill` beside that: a gap in a text.
@@ -93,13 +95,13 @@ pub(crate) enum PromptPart {
 
 /// A prompt as parts that follow one another.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct NativePrompt(pub(crate) Vec<PromptPart>);
+pub(crate) struct LlamaCppPrompt(pub(crate) Vec<PromptPart>);
 
 /// One prompt or several: a text, a list of token ids and texts that follow one another, an object with a
 /// `prompt_string`; or a list of such. A list of texts alone is several prompts.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct NativePrompts {
-    pub(crate) list: Vec<NativePrompt>,
+pub(crate) struct LlamaCppPrompts {
+    pub(crate) list: Vec<LlamaCppPrompt>,
     /// Whether they came as a list, so that errors name entries.
     pub(crate) listed: bool,
 }
@@ -108,7 +110,7 @@ pub(crate) struct NativePrompts {
 enum Entry {
     Token(u32),
     Text(String),
-    Whole(NativePrompt),
+    Whole(LlamaCppPrompt),
 }
 
 /// The object that llama.cpp has for prompts with images, as far as it is text.
@@ -119,7 +121,7 @@ struct PromptObject {
     multimodal_data: Option<List<Anything, MAX_ENTRIES>>,
 }
 
-impl NativePrompt {
+impl LlamaCppPrompt {
     fn text(text: &str) -> Self {
         Self(vec![PromptPart::Text(text.to_owned())])
     }
@@ -169,7 +171,7 @@ impl<'de> Deserialize<'de> for Entry {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Entry, A::Error> {
-                let mut prompt = NativePrompt::default();
+                let mut prompt = LlamaCppPrompt::default();
                 while let Some(entry) = seq.next_element::<Entry>()? {
                     prompt.push(entry)?;
                 }
@@ -185,18 +187,18 @@ impl<'de> Deserialize<'de> for Entry {
                     let reason = "multimodal_data: this model reads text only";
                     return Err(de::Error::custom(reason));
                 }
-                Ok(Entry::Whole(NativePrompt::text(&object.prompt_string)))
+                Ok(Entry::Whole(LlamaCppPrompt::text(&object.prompt_string)))
             }
         }
         from.deserialize_any(EntryVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for NativePrompts {
+impl<'de> Deserialize<'de> for LlamaCppPrompts {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct PromptsVisitor;
         impl<'de> Visitor<'de> for PromptsVisitor {
-            type Value = NativePrompts;
+            type Value = LlamaCppPrompts;
 
             fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
                 write!(
@@ -205,22 +207,22 @@ impl<'de> Deserialize<'de> for NativePrompts {
                 )
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<NativePrompts, E> {
-                Ok(NativePrompts {
-                    list: vec![NativePrompt::text(text)],
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<LlamaCppPrompts, E> {
+                Ok(LlamaCppPrompts {
+                    list: vec![LlamaCppPrompt::text(text)],
                     listed: false,
                 })
             }
 
-            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<NativePrompts, A::Error> {
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<LlamaCppPrompts, A::Error> {
                 let entry = Entry::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                Ok(NativePrompts {
+                Ok(LlamaCppPrompts {
                     list: [entry].into_iter().map(whole).collect(),
                     listed: false,
                 })
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<NativePrompts, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<LlamaCppPrompts, A::Error> {
                 let mut texts_and_prompts = Vec::new();
                 while let Some(entry) = seq.next_element()? {
                     if let Entry::Token(id) = entry {
@@ -232,7 +234,7 @@ impl<'de> Deserialize<'de> for NativePrompts {
                     }
                     texts_and_prompts.push(entry);
                 }
-                Ok(NativePrompts {
+                Ok(LlamaCppPrompts {
                     list: texts_and_prompts.into_iter().map(whole).collect(),
                     listed: true,
                 })
@@ -243,11 +245,11 @@ impl<'de> Deserialize<'de> for NativePrompts {
 }
 
 /// An entry as a prompt of its own.
-fn whole(entry: Entry) -> NativePrompt {
+fn whole(entry: Entry) -> LlamaCppPrompt {
     match entry {
         Entry::Whole(prompt) => prompt,
-        Entry::Text(text) => NativePrompt(vec![PromptPart::Text(text)]),
-        Entry::Token(id) => NativePrompt(vec![PromptPart::Tokens(vec![id])]),
+        Entry::Text(text) => LlamaCppPrompt(vec![PromptPart::Text(text)]),
+        Entry::Token(id) => LlamaCppPrompt(vec![PromptPart::Tokens(vec![id])]),
     }
 }
 
@@ -256,8 +258,8 @@ fn rest_of_one<'de, A: SeqAccess<'de>>(
     before: Vec<Entry>,
     id: u32,
     mut seq: A,
-) -> Result<NativePrompts, A::Error> {
-    let mut prompt = NativePrompt::default();
+) -> Result<LlamaCppPrompts, A::Error> {
+    let mut prompt = LlamaCppPrompt::default();
     for entry in before {
         prompt.push(entry)?;
     }
@@ -265,13 +267,13 @@ fn rest_of_one<'de, A: SeqAccess<'de>>(
     while let Some(entry) = seq.next_element::<Entry>()? {
         prompt.push(entry)?;
     }
-    Ok(NativePrompts {
+    Ok(LlamaCppPrompts {
         list: vec![prompt],
         listed: false,
     })
 }
 
-impl PartialSchema for NativePrompts {
+impl PartialSchema for LlamaCppPrompts {
     fn schema() -> RefOr<Schema> {
         let of = |kind: Type| ObjectBuilder::new().schema_type(SchemaType::new(kind));
         let object = || {
@@ -294,7 +296,7 @@ impl PartialSchema for NativePrompts {
     }
 }
 
-impl ToSchema for NativePrompts {
+impl ToSchema for LlamaCppPrompts {
     fn name() -> Cow<'static, str> {
         Cow::Borrowed("NativePrompts")
     }

@@ -5,7 +5,8 @@ use utoipa::ToSchema;
 
 /// An answer at its end: in a stream, with what no chunk has told.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct NativeAnswer<'a> {
+#[schema(as = NativeAnswer)]
+pub(crate) struct LlamaCppAnswer<'a> {
     pub(crate) index: usize,
     pub(crate) content: String,
     pub(crate) tokens: Vec<u32>,
@@ -22,7 +23,7 @@ pub(crate) struct NativeAnswer<'a> {
     /// The stop string that was met; empty without one.
     pub(crate) stopping_word: String,
     pub(crate) tokens_cached: usize,
-    pub(crate) timings: NativeTimings,
+    pub(crate) timings: LlamaCppTimings,
     /// Where `n_probs` is above 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -40,7 +41,8 @@ pub(crate) enum StopType {
 
 /// A part of an answer that is streamed.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct NativeChunk {
+#[schema(as = NativeChunk)]
+pub(crate) struct LlamaCppChunk {
     pub(crate) index: usize,
     pub(crate) content: String,
     pub(crate) tokens: Vec<u32>,
@@ -55,7 +57,7 @@ pub(crate) struct NativeChunk {
     /// With `timings_per_token`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    pub(crate) timings: Option<NativeTimings>,
+    pub(crate) timings: Option<LlamaCppTimings>,
 }
 
 /// A token and its likeliest rivals.
@@ -76,7 +78,8 @@ pub(crate) struct TokenProbability {
 
 /// What an answer took, in milliseconds and tokens a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
-pub(crate) struct NativeTimings {
+#[schema(as = NativeTimings)]
+pub(crate) struct LlamaCppTimings {
     /// Tokens of the prompt that the prefix cache had; `prompt_n` are the others.
     pub(crate) cache_n: usize,
     pub(crate) prompt_n: usize,

@@ -1,9 +1,8 @@
-//! JSON schemas without keys that nobody asked for.
+//! Closes JSON schemas: objects that list properties get no others, unbounded integers are limited to ±2^53-1.
 //!
-//! By the letter of JSON Schema an object may have any further keys unless `additionalProperties` says otherwise.
-//! People who list properties mean those, and a model that may invent keys does: so, as in llama.cpp, an object
-//! that lists its properties has no others. And an integer that has no bound has those of numbers that every reader
-//! of JSON keeps exactly (RFC 8259, section 6): small models write digits without end otherwise.
+//! JSON Schema allows further keys unless `additionalProperties` forbids them, and a model that may invent keys does.
+//! Integers within ±(2^53-1) are those that every JSON reader keeps exactly (RFC 8259, section 6); small models write
+//! digits without end otherwise.
 
 use ferrum_engine::grammar::Grammar;
 use serde_json::{Map, Value};
@@ -26,7 +25,7 @@ const OPEN: [&str; 9] = [
 const LARGEST: i64 = (1 << 53) - 1;
 
 /// The same grammar where listed properties are all that there are, and integers have bounds.
-pub(super) fn closed(grammar: &Grammar) -> Cow<'_, Grammar> {
+pub(super) fn close_schemas(grammar: &Grammar) -> Cow<'_, Grammar> {
     match grammar {
         Grammar::JsonSchema { schema, lenient } => {
             let mut schema = schema.clone();
@@ -39,7 +38,7 @@ pub(super) fn closed(grammar: &Grammar) -> Cow<'_, Grammar> {
         Grammar::Lark { text, parts } => {
             let parts = parts.iter();
             let close =
-                |(name, part): &(String, Grammar)| (name.clone(), closed(part).into_owned());
+                |(name, part): &(String, Grammar)| (name.clone(), close_schemas(part).into_owned());
             Cow::Owned(Grammar::Lark {
                 text: text.clone(),
                 parts: parts.map(close).collect(),

@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 /// What a request for a response has beside [`Sampling`](super::Sampling).
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
-pub(crate) struct Respond {
+#[schema(as = Respond)]
+pub(crate) struct ResponsesRequest {
     pub(crate) input: Option<Input>,
     pub(crate) instructions: Option<String>,
     pub(crate) max_output_tokens: Option<Limit>,

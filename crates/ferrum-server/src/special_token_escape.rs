@@ -1,9 +1,9 @@
-//! Special tokens that somebody spells out in a message.
+//! Escapes special tokens in user and tool text so that they cannot inject control tokens.
 //!
 //! A chat template writes special tokens as text, and so can a user: `<|im_end|>` in a message would end it, and what
 //! follows would speak as the system. So where the content of users and tools spells a special token, it is put between
-//! two marks before the template is rendered; what stands between them in the prompt becomes tokens as plain text
-//! does. The marks are noncharacters, which no text has for itself.
+//! two marks before the template is rendered. The tokenizer reads what stands between the marks as plain text. The marks
+//! are noncharacters, which texts do not contain.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
@@ -13,14 +13,14 @@ use std::borrow::Cow;
 pub(crate) const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 
-/// The special tokens of a vocabulary, to be found in text.
+/// Finds the special tokens of a vocabulary in text, and escapes them.
 #[derive(Debug)]
-pub(crate) struct SpelledTokens {
+pub(crate) struct SpecialTokenEscaper {
     /// `None` where the vocabulary has none that could be spelled.
     finder: Option<AhoCorasick>,
 }
 
-impl SpelledTokens {
+impl SpecialTokenEscaper {
     pub(crate) fn new(tokenizer: &Tokenizer) -> Self {
         let ids = (0..tokenizer.vocab_size()).filter_map(|id| TokenId::try_from(id).ok());
         let special = ids.filter(|&id| tokenizer.is_special(id));
@@ -34,7 +34,7 @@ impl SpelledTokens {
     }
 
     /// The text with marks around what spells a special token, and without marks of its own.
-    pub(crate) fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {
+    pub(crate) fn escape<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let own = text.contains([OPEN, CLOSE]);
         let text: Cow<'t, str> = match own {
             true => text.replace([OPEN, CLOSE], "\u{fffd}").into(),
@@ -68,7 +68,7 @@ impl SpelledTokens {
     }
 }
 
-/// The tokens of a prompt in which texts are [marked](SpelledTokens::mark).
+/// The tokens of a prompt in which texts are [escaped](SpecialTokenEscaper::escape).
 ///
 /// # Errors
 /// Those of [`Tokenizer::encode`].
@@ -105,7 +105,7 @@ pub(crate) fn encode(
 }
 
 /// The prompt without marks, as it is shown.
-pub(crate) fn unmarked(text: String) -> String {
+pub(crate) fn unescape(text: String) -> String {
     match text.contains([OPEN, CLOSE]) {
         true => text.replace([OPEN, CLOSE], ""),
         false => text,
@@ -124,9 +124,9 @@ mod tests {
         let special = (0..tokenizer.vocab_size() as TokenId).filter(|&id| tokenizer.is_special(id));
         let special: Vec<_> = special.collect();
         let text = tokenizer.token_text(special[0]).unwrap();
-        let spelled = SpelledTokens::new(tokenizer);
+        let escaper = SpecialTokenEscaper::new(tokenizer);
         let said = format!("a{text}{text}b\u{fdd0}");
-        let marked = spelled.mark(&said);
+        let marked = escaper.escape(&said);
         let prompt = format!("{text}{marked}{text}");
         let tokens = encode(tokenizer, &prompt, EncodeOptions::PROMPT).unwrap();
         let found: Vec<_> = tokens.iter().filter(|id| special.contains(id)).collect();
@@ -137,9 +137,9 @@ mod tests {
             format!("{text}a{text}{text}b\u{fffd}{text}")
         );
         assert_eq!(
-            unmarked(prompt),
+            unescape(prompt),
             format!("{text}a{text}{text}b\u{fffd}{text}")
         );
-        assert_eq!(spelled.mark("a cat"), "a cat");
+        assert_eq!(escaper.escape("a cat"), "a cat");
     }
 }

@@ -1,5 +1,4 @@
-//! The answers to a request as they come: the events of one engine request for each prompt, in one
-//! stream of pieces that routes give their shape.
+//! Merges the engine event streams of a request's prompts into one stream of text chunks.
 
 use crate::error::ApiError;
 use crate::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
@@ -66,9 +65,9 @@ pub(crate) struct Timings {
     pub(crate) decode: Duration,
 }
 
-/// What comes next.
+/// An event of a [`GenerationStream`].
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum GenerationEvent {
     /// Log-probabilities of a part of a prompt, the second token first. Before any piece of its answers.
     Prompt(usize, Vec<Logprobs>),
     /// The pooled states of a prompt.
@@ -76,13 +75,13 @@ pub(crate) enum Next {
     TextChunk(TextChunk),
     /// All answers have ended.
     Done(Usage),
-    /// There will be no more.
+    /// The request failed; no event follows.
     Failed(ApiError),
 }
 
 /// All answers to a request. Dropping it cancels them.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(crate) struct GenerationStream {
     streams: Vec<Option<EventStream>>,
     /// Choices of each prompt.
     n: usize,
@@ -131,7 +130,7 @@ struct Times {
     ended: bool,
 }
 
-impl Answers {
+impl GenerationStream {
     /// Hands requests to a model, each with `n` choices: all of them or none. Their prompts came in the
     /// field `param`.
     pub(crate) fn begin(
@@ -172,10 +171,10 @@ impl Answers {
             streams.push(stream);
         }
         let answers = streams.len() * n;
-        let named = &lease.named;
-        let adapter = named.adapter.map(|_| {
+        let requested = &lease.requested;
+        let adapter = requested.adapter.map(|_| {
             let prompts = streams.iter().map(EventStream::progress).collect();
-            lease.metrics().use_adapter(&named.name, prompts)
+            lease.metrics().use_adapter(&requested.name, prompts)
         });
         Ok(Self {
             logged: logs.map_or_else(Vec::new, |_| vec![String::new(); answers]),
@@ -212,7 +211,7 @@ impl Answers {
     }
 
     /// Waits for what comes next; `None` after the end.
-    pub(crate) async fn next(&mut self) -> Option<Next> {
+    pub(crate) async fn next(&mut self) -> Option<GenerationEvent> {
         let deadline = self.deadline;
         let next = std::future::poll_fn(|cx| self.poll_next(cx));
         let Some(deadline) = deadline else {
@@ -230,8 +229,7 @@ impl Answers {
         self.deadline
     }
 
-    /// Ends what has not ended: the engine is told, the model may be unloaded, and whoever still asks is
-    /// told that it took too long.
+    /// Cancels unfinished prompts, releases the model and reports a timeout.
     pub(crate) fn expire(&mut self) {
         if !self.ended && !self.expired {
             self.expired = true;
@@ -240,7 +238,7 @@ impl Answers {
         }
     }
 
-    /// Books that there will be no more.
+    /// Records that the request failed, and ends the streams.
     fn fail(&mut self, error: &ApiError) {
         if let Some(record) = &self.record {
             record.failed(error);
@@ -253,13 +251,13 @@ impl Answers {
     }
 
     /// See [`next`](Self::next).
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Next>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
         if self.ended {
             return Poll::Ready(None);
         }
         if self.expired {
             self.ended = true;
-            return Poll::Ready(Some(Next::Failed(ApiError::timeout())));
+            return Poll::Ready(Some(GenerationEvent::Failed(ApiError::timeout())));
         }
         let (count, turn) = (self.streams.len(), self.turn);
         for step in 0..count {
@@ -277,7 +275,7 @@ impl Answers {
                 None => self.streams[prompt] = None,
                 Some(event) => {
                     let next = self.take(prompt, event);
-                    if let Next::Failed(error) = &next {
+                    if let GenerationEvent::Failed(error) = &next {
                         self.ended = true;
                         self.fail(error);
                     }
@@ -289,7 +287,7 @@ impl Answers {
             return Poll::Pending;
         }
         self.ended = true;
-        Poll::Ready(Some(Next::Done(self.usage)))
+        Poll::Ready(Some(GenerationEvent::Done(self.usage)))
     }
 
     fn add(&mut self, prompt: usize, usage: Usage) {
@@ -301,10 +299,10 @@ impl Answers {
         self.streams[prompt] = None;
     }
 
-    fn take(&mut self, prompt: usize, event: Event) -> Next {
+    fn take(&mut self, prompt: usize, event: Event) -> GenerationEvent {
         match event {
-            Event::PromptLogprobs(part) => Next::Prompt(prompt, part),
-            Event::Embedding(states) => Next::Embedding(prompt, states),
+            Event::PromptLogprobs(part) => GenerationEvent::Prompt(prompt, part),
+            Event::Embedding(states) => GenerationEvent::Embedding(prompt, states),
             Event::Token {
                 choice,
                 token,
@@ -318,7 +316,7 @@ impl Answers {
                 }
                 self.log(index, &text);
                 let timings = self.timings(prompt, index);
-                Next::TextChunk(TextChunk {
+                GenerationEvent::TextChunk(TextChunk {
                     index,
                     text,
                     logprobs,
@@ -351,24 +349,26 @@ impl Answers {
                 let timings = self.timings(prompt, index);
                 self.end_answer(index, ending);
                 match reason {
-                    FinishReason::Deadline => Next::Failed(ApiError::timeout()),
+                    FinishReason::Deadline => GenerationEvent::Failed(ApiError::timeout()),
                     FinishReason::Cancelled => {
-                        Next::Failed(ApiError::unavailable("the request was cancelled"))
+                        GenerationEvent::Failed(ApiError::unavailable("the request was cancelled"))
                     }
-                    FinishReason::Stop | FinishReason::Length => Next::TextChunk(TextChunk {
-                        index,
-                        text,
-                        logprobs,
-                        finish: Some(reason),
-                        stop,
-                        token: None,
-                        timings,
-                    }),
+                    FinishReason::Stop | FinishReason::Length => {
+                        GenerationEvent::TextChunk(TextChunk {
+                            index,
+                            text,
+                            logprobs,
+                            finish: Some(reason),
+                            stop,
+                            token: None,
+                            timings,
+                        })
+                    }
                 }
             }
-            Event::Failed(error) => Next::Failed(error.into()),
+            Event::Failed(error) => GenerationEvent::Failed(error.into()),
             // Taken care of by the caller; there is nothing to pass on.
-            Event::Done(usage) => Next::Done(usage),
+            Event::Done(usage) => GenerationEvent::Done(usage),
         }
     }
 
@@ -390,8 +390,8 @@ impl Answers {
         times.tokens += 1;
         times.first.get_or_insert(now);
         match times.last.replace(now) {
-            None => self.lease.metrics().first_token(now - self.started),
-            Some(before) => self.lease.metrics().next_token(now - before),
+            None => self.lease.metrics().time_to_first_token(now - self.started),
+            Some(before) => self.lease.metrics().inter_token_latency(now - before),
         }
     }
 
@@ -421,7 +421,7 @@ impl Answers {
         let took = self.started.elapsed();
         self.lease.metrics().finished(reason, took);
         self.end_answer(index, finish_name(reason));
-        // The engine is told when the stream is dropped.
+        // Dropping the stream cancels the sequence in the engine.
         self.add(
             prompt,
             Usage {
@@ -517,7 +517,7 @@ impl Answers {
                 let answers = prompt * self.n..(prompt + 1) * self.n;
                 if let Some(record) = &self.record {
                     let times = self.times[answers.clone()].iter();
-                    // How much the prefix cache had is told at the end only.
+                    // The engine reports cached tokens only at the end.
                     record.add_usage(&Usage {
                         prompt_tokens: self.prompts[prompt].tokens,
                         cached_tokens: 0,
@@ -532,7 +532,7 @@ impl Answers {
     }
 }
 
-impl Drop for Answers {
+impl Drop for GenerationStream {
     fn drop(&mut self) {
         if self.ended || self.expired {
             return;

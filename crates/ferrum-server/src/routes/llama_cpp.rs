@@ -1,22 +1,24 @@
 //! `/completion` and `/infill`: llama.cpp's own routes, for clients that know no others, such as editors.
 
 use super::completions::{self, count_prompts};
-use crate::answers::{Answers, Next, TextChunk, Timings};
 use crate::app::App;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::fim::{self, Gap};
+use crate::fim::{self, FimParts};
+use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk, Timings};
 use crate::logprobs::native_entry;
 use crate::model::Model;
 use crate::models::Lease;
 use crate::request::{
-    Body, Content, Forms, Infill, Int, NativeCompletion, NativeOptions, NativePrompt, PromptPart,
+    Body, Content, Infill, Int, LlamaCppCompletion, LlamaCppOptions, LlamaCppPrompt, PromptPart,
+    StructuredOutputFields,
 };
 use crate::response::{
-    GenerationSettings, NativeAnswer, NativeChunk, NativeTimings, StopType, TokenProbabilities,
+    GenerationSettings, LlamaCppAnswer, LlamaCppChunk, LlamaCppTimings, StopType,
+    TokenProbabilities,
 };
-use crate::sampling::{self, Wanted, sampler_settings, stop_strings, within};
-use crate::sse::{self, Chunks, EventText};
+use crate::sampling::{self, GenerationOptions, sampler_settings, stop_strings, within};
+use crate::sse::{self, EventText, StreamEncoder};
 use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -33,7 +35,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 
 #[derive(Debug)]
 struct Job {
-    wanted: Wanted,
+    options: GenerationOptions,
     prompts: Vec<Vec<TokenId>>,
     shown: Shown,
     time_limit: Option<Duration>,
@@ -66,25 +68,27 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
 async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.shown.n_probs,
-        goes_on: job.wanted.goes_on || completions::goes_on(lease, prompt),
-        ..job.wanted.request(prompt.clone(), &app.config)
+        goes_on: job.options.goes_on || completions::goes_on(lease, prompt),
+        ..job.options.request(prompt.clone(), &app.config)
     });
-    let mut answers = Answers::begin(lease, "prompt", job.wanted.n, asked)?;
+    let mut answers = GenerationStream::begin(lease, "prompt", job.options.n, asked)?;
     answers.limit_time(job.time_limit);
-    let stream = job.wanted.stream;
-    let mut shape = Native::new(lease, job, answers.count());
+    let stream = job.options.stream;
+    let mut shape = LlamaCpp::new(lease, job, answers.count());
     if stream {
         return Ok(sse::response(answers, shape));
     }
     let mut ended: Vec<_> = (0..answers.count()).map(|_| None).collect();
-    while let Some(next) = answers.next().await {
-        match next {
-            Next::Failed(error) => return Err(error),
-            Next::TextChunk(piece) => {
+    while let Some(event) = answers.next().await {
+        match event {
+            GenerationEvent::Failed(error) => return Err(error),
+            GenerationEvent::TextChunk(piece) => {
                 let index = piece.index;
                 ended[index] = shape.take(piece).or(ended[index].take());
             }
-            Next::Prompt(..) | Next::Embedding(..) | Next::Done(_) => {}
+            GenerationEvent::Prompt(..)
+            | GenerationEvent::Embedding(..)
+            | GenerationEvent::Done(_) => {}
         }
     }
     let untold = std::mem::take(&mut shape.answers).into_iter().zip(ended);
@@ -105,7 +109,7 @@ async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
 
 fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     let mut job = read(app, lease, body)?;
-    let NativeCompletion { prompt } = body.part()?;
+    let LlamaCppCompletion { prompt } = body.part()?;
     count_prompts("prompt", prompt.list.len(), app.config.max_prompts)?;
     let listed = prompt.listed;
     let prompts = prompt.list.into_iter().enumerate().map(|(i, prompt)| {
@@ -116,11 +120,11 @@ fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
         read_prompt(lease, prompt, &param)
     });
     job.prompts = prompts.collect::<Result<_>>()?;
-    let answer = job.wanted.least_answer();
+    let answer = job.options.least_answer();
     for prompt in &mut job.prompts {
-        job.wanted.truncation.apply(prompt, lease, answer);
+        job.options.truncation.apply(prompt, lease, answer);
     }
-    let (answers, most) = (job.prompts.len() * job.wanted.n, app.config.max_choices);
+    let (answers, most) = (job.prompts.len() * job.options.n, app.config.max_choices);
     if answers > most {
         let reason = format!("found {answers} answers over all prompts, expected at most {most}");
         return Err(ApiError::invalid("n_cmpl", reason));
@@ -135,62 +139,62 @@ fn read_infill(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     let before = fields.input_prefix.unwrap_or_default() + &fields.prompt.unwrap_or_default();
     let after = fields.input_suffix.unwrap_or_default();
     let files = fields.input_extra.unwrap_or_default().0;
-    let gap = Gap {
+    let parts = FimParts {
         prefix: fim::prefix(lease, "input_prefix", &before)?,
         suffix: fim::suffix(lease, "input_suffix", &after)?,
         extra: fim::repository(lease, marks, &files, "input_extra")?,
     };
-    let mut prompt = fim::prompt(lease, marks, &gap, job.wanted.generation.max_tokens)?;
-    let answer = job.wanted.least_answer();
-    job.wanted.truncation.apply(&mut prompt, lease, answer);
+    let mut prompt = fim::prompt(lease, marks, &parts, job.options.generation.max_tokens)?;
+    let answer = job.options.least_answer();
+    job.options.truncation.apply(&mut prompt, lease, answer);
     job.prompts = vec![prompt];
-    job.wanted.end_at(&marks.ends);
-    job.wanted.goes_on = true;
+    job.options.end_at(&marks.ends);
+    job.options.goes_on = true;
     Ok(job)
 }
 
 /// What both routes have, without the prompts.
 fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     let config = &app.config;
-    let mut wanted = Wanted::one(body, lease)?;
-    let options: NativeOptions = body.part()?;
-    wanted.generation.max_tokens = most_tokens(&options, config)?;
-    if let Some(n) = options.n_cmpl {
-        wanted.n = within("n_cmpl", n.0, 1..=config.max_choices)?;
+    let mut options = GenerationOptions::one(body, lease)?;
+    let fields: LlamaCppOptions = body.part()?;
+    options.generation.max_tokens = most_tokens(&fields, config)?;
+    if let Some(n) = fields.n_cmpl {
+        options.n = within("n_cmpl", n.0, 1..=config.max_choices)?;
     }
-    wanted.generation.stop = stop_strings("stop", options.stop.unwrap_or_default().0)?;
-    wanted.structured = structured::read(body.part::<Forms>()?, lease)?;
-    if let Some(Structured { grammar, param }) = &wanted.structured {
-        wanted.grammar = Some(structured::compile(lease, param, grammar)?);
+    options.generation.stop = stop_strings("stop", fields.stop.unwrap_or_default().0)?;
+    options.structured = structured::read(body.part::<StructuredOutputFields>()?, lease)?;
+    if let Some(Structured { grammar, param }) = &options.structured {
+        options.grammar = Some(structured::compile(lease, param, grammar)?);
     }
-    if let Some(samplers) = &options.samplers {
-        keep_samplers(samplers, &mut wanted.generation.sampling, body);
+    if let Some(samplers) = &fields.samplers {
+        keep_samplers(samplers, &mut options.generation.sampling, body);
     }
-    let limit = options.t_max_predict_ms.filter(|limit| limit.0 > 0);
-    if limit.is_some() && wanted.n > 1 {
+    let limit = fields.t_max_predict_ms.filter(|limit| limit.0 > 0);
+    if limit.is_some() && options.n > 1 {
         body.ignore("t_max_predict_ms");
     }
     Ok(Job {
         prompts: Vec::new(),
         shown: Shown {
-            n_predict: options.n_predict.map_or(-1, |most| most.0),
-            n_probs: options.n_probs.and_then(Int::count).filter(|&n| n > 0),
-            tokens: options.return_tokens.unwrap_or(false),
-            timings: options.timings_per_token.unwrap_or(false),
-            fields: options.response_fields.map(|fields| fields.0),
+            n_predict: fields.n_predict.map_or(-1, |most| most.0),
+            n_probs: fields.n_probs.and_then(Int::count).filter(|&n| n > 0),
+            tokens: fields.return_tokens.unwrap_or(false),
+            timings: fields.timings_per_token.unwrap_or(false),
+            fields: fields.response_fields.map(|fields| fields.0),
         },
         time_limit: limit.map(|limit| Duration::from_millis(limit.0.unsigned_abs())),
-        wanted,
+        options,
     })
 }
 
-fn most_tokens(options: &NativeOptions, config: &ServerConfig) -> Result<usize> {
-    let most = sampling::max_tokens(&[("n_predict", options.n_predict)], 0, config)?;
+fn most_tokens(fields: &LlamaCppOptions, config: &ServerConfig) -> Result<usize> {
+    let most = sampling::max_tokens(&[("n_predict", fields.n_predict)], 0, config)?;
     Ok(most.unwrap_or(config.max_tokens))
 }
 
 /// A prompt of texts and tokens. What begins with a text begins as any text does.
-fn read_prompt(model: &Model, prompt: NativePrompt, param: &str) -> Result<Vec<TokenId>> {
+fn read_prompt(model: &Model, prompt: LlamaCppPrompt, param: &str) -> Result<Vec<TokenId>> {
     let mut tokens = Vec::new();
     for (i, part) in prompt.0.into_iter().enumerate() {
         match part {
@@ -229,8 +233,8 @@ const SAMPLERS: [(&str, TurnOff); 8] = [
     ("xtc", |sampling| sampling.xtc = Xtc::default()),
 ];
 
-/// Turns off the samplers that a list does not name. What of it cannot be followed is told: another order than ours,
-/// samplers that there are not, and letters instead of names.
+/// Turns off the samplers that a list does not name. Reports as ignored: another order than ours, unknown samplers, and
+/// letters instead of names.
 fn keep_samplers(samplers: &Content<String>, sampling: &mut SamplingParams, body: &mut Body) {
     let Content::Parts(names) = samplers else {
         return body.ignore("samplers");
@@ -278,7 +282,7 @@ struct Ended {
 }
 
 /// The shape of answers.
-struct Native {
+struct LlamaCpp {
     model: Arc<Model>,
     name: String,
     n: usize,
@@ -290,17 +294,17 @@ struct Native {
     answers: Vec<Untold>,
 }
 
-impl Native {
+impl LlamaCpp {
     fn new(lease: &Lease, job: Job, answers: usize) -> Self {
         Self {
             model: lease.model(),
             settings: settings(lease, &job),
-            name: job.wanted.place.model.name,
-            n: job.wanted.n,
+            name: job.options.context.model.name,
+            n: job.options.n,
             prompts: job.prompts,
             shown: job.shown,
-            max_tokens: job.wanted.generation.max_tokens,
-            stream: job.wanted.stream,
+            max_tokens: job.options.generation.max_tokens,
+            stream: job.options.stream,
             answers: (0..answers).map(|_| Untold::default()).collect(),
         }
     }
@@ -326,10 +330,10 @@ impl Native {
     }
 
     /// A chunk of what has not been told of an answer.
-    fn chunk(&mut self, index: usize, timings: &Timings) -> NativeChunk {
+    fn chunk(&mut self, index: usize, timings: &Timings) -> LlamaCppChunk {
         let answer = &mut self.answers[index];
         let probs = std::mem::take(&mut answer.probs);
-        NativeChunk {
+        LlamaCppChunk {
             index,
             content: std::mem::take(&mut answer.text),
             tokens: std::mem::take(&mut answer.tokens),
@@ -343,7 +347,7 @@ impl Native {
     }
 
     /// An answer at its end, with what has not been told of it.
-    fn whole(&self, index: usize, untold: Untold, ended: Ended) -> NativeAnswer<'_> {
+    fn whole(&self, index: usize, untold: Untold, ended: Ended) -> LlamaCppAnswer<'_> {
         let timings = &ended.timings;
         let limit = ended.reason == FinishReason::Length;
         let stop_type = match (&ended.stop, limit) {
@@ -358,7 +362,7 @@ impl Native {
         let prompt = &self.prompts[index / self.n];
         let full = prompt.len() + timings.tokens >= self.model.served.context;
         let shows_probs = self.shown.n_probs.is_some() && !self.stream;
-        NativeAnswer {
+        LlamaCppAnswer {
             index,
             content: untold.text,
             tokens,
@@ -380,7 +384,7 @@ impl Native {
     }
 
     /// What is asked for of an answer.
-    fn selected<'a>(&self, whole: NativeAnswer<'a>) -> Selected<'a> {
+    fn selected<'a>(&self, whole: LlamaCppAnswer<'a>) -> Selected<'a> {
         match &self.shown.fields {
             // What is serialised here is an object.
             Some(fields) => {
@@ -392,19 +396,19 @@ impl Native {
     }
 }
 
-/// An answer as it is told.
+/// A choice as the route returns it.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Selected<'a> {
-    All(NativeAnswer<'a>),
+    All(LlamaCppAnswer<'a>),
     Fields(Map<String, Value>),
 }
 
-impl Chunks for Native {
+impl StreamEncoder for LlamaCpp {
     const DONE: bool = false;
 
-    fn chunks(&mut self, next: Next, out: &mut EventText) {
-        let Next::TextChunk(piece) = next else {
+    fn encode(&mut self, event: GenerationEvent, out: &mut EventText) {
+        let GenerationEvent::TextChunk(piece) = event else {
             return;
         };
         let (index, timings) = (piece.index, piece.timings);
@@ -424,23 +428,23 @@ impl Chunks for Native {
 
 /// The settings of a request, as they hold.
 fn settings(model: &Model, job: &Job) -> GenerationSettings {
-    let generation = &job.wanted.generation;
+    let generation = &job.options.generation;
     GenerationSettings {
         samplers: sampler_settings(&generation.sampling),
         n_ctx: model.served.context,
         n_predict: job.shown.n_predict,
         max_tokens: job.shown.n_predict,
-        seed: job.wanted.seed().map_or(-1, i128::from),
+        seed: job.options.seed().map_or(-1, i128::from),
         stop: generation.stop.clone(),
-        ignore_eos: job.wanted.ignores_eos(),
-        stream: job.wanted.stream,
+        ignore_eos: job.options.ignores_eos(),
+        stream: job.options.stream,
         n_probs: job.shown.n_probs.unwrap_or(0),
         timings_per_token: job.shown.timings,
         order: SAMPLERS.iter().map(|(name, _)| *name).collect(),
     }
 }
 
-impl From<&Timings> for NativeTimings {
+impl From<&Timings> for LlamaCppTimings {
     fn from(timings: &Timings) -> Self {
         let computed = timings.prompt_tokens.saturating_sub(timings.cached_tokens);
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
@@ -499,11 +503,11 @@ mod tests {
             tokens: 4,
             decode: Duration::from_millis(8),
         };
-        let told = NativeTimings::from(&timings);
+        let told = LlamaCppTimings::from(&timings);
         assert_eq!((told.cache_n, told.prompt_n), (2, 10));
         assert_eq!(told.prompt_per_second.round(), 500.0);
         assert_eq!(told.predicted_per_token_ms.round(), 2.0);
-        let nothing = NativeTimings::from(&Timings::default());
-        assert_eq!(nothing, NativeTimings::default());
+        let nothing = LlamaCppTimings::from(&Timings::default());
+        assert_eq!(nothing, LlamaCppTimings::default());
     }
 }

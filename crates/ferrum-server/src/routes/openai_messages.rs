@@ -38,7 +38,7 @@ pub(super) fn read(body: &mut Body) -> Result<Option<Conversation>> {
     }))
 }
 
-/// The tokens of a conversation that nobody answers: where `begin`, up to where an answer would begin.
+/// Tokens of a conversation rendered without generating; `begin` adds the generation prompt.
 pub(super) fn tokens(
     model: &Model,
     mut conversation: Conversation,
@@ -53,7 +53,8 @@ pub(super) fn tokens(
     model.encode("messages", &text, options)
 }
 
-/// The text of a conversation that nobody answers, with special tokens that are text [marked](crate::spelled).
+/// Text of a conversation rendered without generating, with special tokens in it [escaped](crate::special_token_escape);
+/// `begin` adds the generation prompt.
 pub(super) fn render(
     model: &Model,
     conversation: &mut Conversation,

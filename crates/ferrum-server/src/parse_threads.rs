@@ -1,9 +1,8 @@
-//! Where requests are read: on threads beside those of the connections, as a long text has many tokens and a schema
-//! takes a while to compile.
+//! Low-priority threads that parse requests: tokenising long text and compiling schemas.
 //!
-//! There are few such threads, and both the engine and other requests need what they use. So they have a
-//! lower priority than threads that compute, and requests with long bodies have one of them at a time: a short request does not wait until
-//! the long ones of somebody else have been read.
+//! There are few such threads, and both the engine and other requests need the cores. So these threads have a lower
+//! priority than threads that compute, and long bodies are parsed one at a time: short requests do not wait behind long
+//! ones.
 
 use crate::error::ApiError;
 use ferrum_engine::priority;
@@ -27,11 +26,11 @@ thread_local! {
 
 /// The threads.
 #[derive(Debug)]
-pub(crate) struct Readers {
+pub(crate) struct ParseThreads {
     long: Arc<Semaphore>,
 }
 
-impl Readers {
+impl ParseThreads {
     pub(crate) fn new() -> Self {
         Self {
             long: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
@@ -53,7 +52,7 @@ impl Readers {
             false => None,
         };
         let work = move || {
-            // Goes with the work, which goes on where nobody waits for it any more.
+            // Released with the work, which continues even if the caller no longer waits.
             let _place = place;
             if !IS_LOWERED.replace(true) {
                 priority::set_nice(NICE);
@@ -76,13 +75,13 @@ mod tests {
             .max_blocking_threads(LONG_AT_A_TIME + 1)
             .build()
             .unwrap();
-        let readers = Readers::new();
+        let threads = ParseThreads::new();
         let (go, wait) = mpsc::channel::<()>();
         let wait = Arc::new(std::sync::Mutex::new(wait));
         runtime.block_on(async {
             let long = || {
                 let wait = Arc::clone(&wait);
-                readers.run(LONG, move || {
+                threads.run(LONG, move || {
                     wait.lock().unwrap().recv().unwrap();
                     Ok(())
                 })
@@ -95,14 +94,14 @@ mod tests {
             tokio::select! {
                 biased;
                 _ = &mut all => panic!("nothing lets them end"),
-                short = readers.run(10, || Ok(7)) => assert_eq!(short.unwrap(), 7),
+                short = threads.run(10, || Ok(7)) => assert_eq!(short.unwrap(), 7),
             }
             for _ in 0..4 {
                 go.send(()).unwrap();
             }
             assert!(all.await);
         });
-        let broken = readers.run(1, || -> Result<(), _> { panic!("a fault in a parser") });
+        let broken = threads.run(1, || -> Result<(), _> { panic!("a fault in a parser") });
         assert!(runtime.block_on(broken).is_err());
     }
 }
