@@ -1,9 +1,9 @@
 //! Settings of a server, with defaults that are safe on a machine of one's own.
 
-use crate::auth::ApiKey;
-use crate::cors::CorsOrigin;
-use crate::otlp::OtlpEndpoint;
-use crate::tls::Tls;
+use crate::http::auth::ApiKey;
+use crate::http::cors::CorsOrigin;
+use crate::http::tls::Tls;
+use crate::observability::otlp::OtlpEndpoint;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! by its hash: whatever a model writes, nothing else runs. The document holds no secret (it is this
 //! repository's source), so it is also what is answered without a key, under status 401: it asks for one.
 
-use crate::app::App;
+use crate::http::app::App;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::{

@@ -3,10 +3,10 @@
 use super::residency::{Action, LoadWaiter, State};
 use super::{Models, RequestedModel};
 use crate::error::ApiError;
-use crate::metrics::Metrics;
-use crate::model::Model;
-use crate::served::{LoadedHandle, ModelKind, ServedEncoder, ServedSpeech};
-use crate::slots::Slots;
+use crate::models::model::Model;
+use crate::models::served::{LoadedHandle, ModelKind, ServedEncoder, ServedSpeech};
+use crate::observability::metrics::Metrics;
+use crate::observability::slots::Slots;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;

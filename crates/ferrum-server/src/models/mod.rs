@@ -8,8 +8,11 @@
 //! A failed load is reported to its waiters; the next request retries. An engine that fails stays resident and reports
 //! unhealthy until the server restarts.
 
+pub(crate) mod adapters;
 mod lease;
+pub(crate) mod model;
 mod residency;
+pub(crate) mod served;
 #[cfg(test)]
 mod tests;
 
@@ -17,19 +20,19 @@ pub(crate) use lease::{AnyLease, Lease};
 #[cfg(test)]
 pub(crate) use tests::demo;
 
-use crate::adapters::{self, Adapter, Adapters};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::metrics::{Metrics, ModelSnapshot};
-use crate::model::unix_time;
+use crate::observability::metrics::{Metrics, ModelSnapshot};
+use crate::observability::slots::Slots;
 use crate::response::Slot;
-use crate::served::{EngineMonitor, LoadedHandle, LoadedModel, ModelKind, OwnedEngine};
-use crate::slots::Slots;
+use adapters::{Adapter, Adapters};
 use ferrum_engine::Health;
 use ferrum_engine::engine::EngineStats;
 use ferrum_types::AdapterId;
 use lease::Waiter;
+use model::unix_time;
 use residency::{Residency, Resident as _, State};
+use served::{EngineMonitor, LoadedHandle, LoadedModel, ModelKind, OwnedEngine};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 use super::residency::{Action, LoadWaiter, Residency, Resident};
 use super::*;
 use crate::config::ServerConfig;
-use crate::model::ServedModel;
+use crate::models::model::ServedModel;
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, KvDtype};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;

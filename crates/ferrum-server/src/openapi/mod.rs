@@ -7,7 +7,7 @@ mod operations;
 #[cfg(test)]
 mod tests;
 
-use crate::app::App;
+use crate::http::app::App;
 use crate::response::{AnthropicErrorBody, ErrorBody, HealthReport};
 use axum::Json;
 use axum::extract::State;

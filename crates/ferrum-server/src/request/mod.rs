@@ -35,8 +35,8 @@ pub(crate) use scores::*;
 pub(crate) use tokenize::*;
 pub(crate) use value::*;
 
-use crate::body_budget::BodyPermits;
 use crate::error::ApiError;
+use crate::http::body_budget::BodyPermits;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_json::value::RawValue;

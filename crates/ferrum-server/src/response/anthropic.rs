@@ -1,7 +1,7 @@
 //! `/v1/messages`, `/v1/messages/count_tokens`, and models in Anthropic's shape.
 
 use super::{AnthropicErrorDetail, ModelObject};
-use crate::sse::NamedEvent;
+use crate::http::sse::NamedEvent;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -4,7 +4,7 @@ use super::{
     CompletionTokensDetails, EmptyList, ListObject, PromptTokensDetails, TokenLogprob,
     TokenLogprobs,
 };
-use crate::sse::NamedEvent;
+use crate::http::sse::NamedEvent;
 use serde::Serialize;
 use serde_json::Value;
 use std::borrow::Cow;

@@ -1,7 +1,7 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
 
-use crate::app::App;
 use crate::error::ApiError;
+use crate::http::app::App;
 use crate::request::{self, Body};
 use axum::extract::{Request, State};
 use std::path::{Path, PathBuf};

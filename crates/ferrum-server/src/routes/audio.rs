@@ -1,11 +1,11 @@
 //! `/v1/audio/transcriptions` and `/v1/audio/translations`: what is said in a recording, as OpenAI has it.
 
-use crate::app::{App, note_ignored};
 use crate::error::ApiError;
-use crate::metrics::EndedPrompt;
+use crate::http::app::{App, note_ignored};
+use crate::http::multipart::Form;
 use crate::models::AnyLease;
-use crate::multipart::Form;
-use crate::record::RequestRecord;
+use crate::observability::metrics::EndedPrompt;
+use crate::observability::record::RequestRecord;
 use crate::response::{SpeechPart, SpeechTask, SpeechText, VerboseSpeech};
 use axum::Json;
 use axum::extract::{Request, State};

@@ -1,16 +1,19 @@
 //! `/v1/chat/completions`: the next message of a conversation.
 
 use super::openai_messages;
-use crate::app::{App, fresh_id};
-use crate::chat_output::{ChatFinish, ChatOutput, ChatOutputDelta};
-use crate::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
-use crate::images;
-use crate::logprobs::{chat_entry, prompt_entries};
-use crate::model::{Model, unix_time};
+use crate::generation::chat_output::{ChatFinish, ChatOutput, ChatOutputDelta};
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
+use crate::generation::logprobs::{chat_entry, prompt_entries};
+use crate::generation::options::{GenerationOptions, max_tokens};
+use crate::generation::usage::UsageSoFar;
+use crate::http::app::{App, fresh_id};
+use crate::http::sse::{self, EventText, StreamEncoder};
 use crate::models::Lease;
+use crate::models::model::{Model, unix_time};
 use crate::output::{CallFormat, Delta};
+use crate::prompt::conversation::{ChatPrompt, ToolChoice, set_effort};
+use crate::prompt::images;
 use crate::request::{self, Body, FunctionChoice, Int};
 use crate::response::{
     Assistant, ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk,
@@ -18,8 +21,6 @@ use crate::response::{
     ChatFunctionDelta, ChatLogprobs, ChatMessage, ChatToolCall, ChatToolCallDelta,
     CompletionTokensDetails, FunctionType, Null, TokenLogprobs, Usage,
 };
-use crate::sampling::{self, GenerationOptions, UsageSoFar};
-use crate::sse::{self, EventText, StreamEncoder};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -67,7 +68,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         ("max_completion_tokens", fields.max_completion_tokens),
         ("max_tokens", fields.max_tokens),
     ];
-    let most = sampling::max_tokens(&names, 1, config)?;
+    let most = max_tokens(&names, 1, config)?;
     options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     let logprobs = logprobs(&fields)?;
     supported(&fields)?;

@@ -1,20 +1,21 @@
 //! `/v1/completions`: text or tokens go on.
 
-use crate::app::{App, fresh_id};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::fim::{self, FimParts};
-use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
-use crate::logprobs::prompt_entries;
-use crate::model::{Model, unix_time};
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
+use crate::generation::logprobs::prompt_entries;
+use crate::generation::options::{GenerationOptions, max_tokens, token};
+use crate::generation::structured::{self, Structured};
+use crate::generation::usage::UsageSoFar;
+use crate::http::app::{App, fresh_id};
+use crate::http::sse::{self, EventText, StreamEncoder};
 use crate::models::Lease;
+use crate::models::model::{Model, unix_time};
+use crate::prompt::fim::{self, FimParts};
 use crate::request::{self, Body, Int, Prompts};
 use crate::response::{
     TextChoice, TextCompletion, TextCompletionObject, TextFinishReason, TextLogprobs, Usage,
 };
-use crate::sampling::{self, GenerationOptions, UsageSoFar};
-use crate::sse::{self, EventText, StreamEncoder};
-use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -120,7 +121,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     let config = &app.config;
     let mut options = GenerationOptions::read(body, lease, config)?;
     let fields: request::Completion = body.part()?;
-    let most = sampling::max_tokens(&[("max_tokens", fields.max_tokens)], 0, config)?;
+    let most = max_tokens(&[("max_tokens", fields.max_tokens)], 0, config)?;
     options.generation.max_tokens = match (most, fields.max_tokens) {
         (Some(most), _) => most,
         (None, Some(_)) => config.max_tokens,
@@ -249,7 +250,7 @@ pub(super) fn read_tokens(
         .iter()
         .position(|&token| token as usize >= model.served.vocab_size);
     if let Some(i) = wrong {
-        sampling::token(model, &format!("{param}[{i}]"), tokens[i].into())?;
+        token(model, &format!("{param}[{i}]"), tokens[i].into())?;
     }
     Ok(Prompt { tokens, text: None })
 }

@@ -3,15 +3,15 @@
 
 use super::openai_messages;
 use super::texts::{Input, Texts};
-use crate::app::App;
 use crate::error::ApiError;
+use crate::generation::options::within;
+use crate::http::app::App;
 use crate::models::AnyLease;
 use crate::request::{self, Body};
 use crate::response::{
     Embedding, EmbeddingList, EmbeddingObject, ListObject, Pooling, PoolingList, PoolingObject,
     PromptUsage,
 };
-use crate::sampling::within;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};

@@ -1,14 +1,18 @@
 //! `/completion` and `/infill`: llama.cpp's own routes, for clients that know no others, such as editors.
 
 use super::completions::{self, count_prompts};
-use crate::app::App;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::fim::{self, FimParts};
-use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk, Timings};
-use crate::logprobs::native_entry;
-use crate::model::Model;
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk, Timings};
+use crate::generation::logprobs::native_entry;
+use crate::generation::options::{GenerationOptions, max_tokens, stop_strings, within};
+use crate::generation::sampler_settings::sampler_settings;
+use crate::generation::structured::{self, Structured};
+use crate::http::app::App;
+use crate::http::sse::{self, EventText, StreamEncoder};
 use crate::models::Lease;
+use crate::models::model::Model;
+use crate::prompt::fim::{self, FimParts};
 use crate::request::{
     Body, Content, Infill, Int, LlamaCppCompletion, LlamaCppOptions, LlamaCppPrompt, PromptPart,
     StructuredOutputFields,
@@ -17,9 +21,6 @@ use crate::response::{
     GenerationSettings, LlamaCppAnswer, LlamaCppChunk, LlamaCppTimings, StopType,
     TokenProbabilities,
 };
-use crate::sampling::{self, GenerationOptions, sampler_settings, stop_strings, within};
-use crate::sse::{self, EventText, StreamEncoder};
-use crate::structured::{self, Structured};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -189,7 +190,7 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
 }
 
 fn most_tokens(fields: &LlamaCppOptions, config: &ServerConfig) -> Result<usize> {
-    let most = sampling::max_tokens(&[("n_predict", fields.n_predict)], 0, config)?;
+    let most = max_tokens(&[("n_predict", fields.n_predict)], 0, config)?;
     Ok(most.unwrap_or(config.max_tokens))
 }
 

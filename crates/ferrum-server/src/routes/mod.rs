@@ -15,7 +15,7 @@ mod status;
 mod texts;
 mod tokens;
 
-use crate::app::App;
+use crate::http::app::App;
 use crate::{openapi, page};
 use axum::http::{Request, Uri};
 use axum::routing::{MethodRouter, get, post};

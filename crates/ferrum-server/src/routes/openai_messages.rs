@@ -1,9 +1,9 @@
 //! Conversations in OpenAI's form, brought into the form that chat templates read.
 
-use crate::conversation::{Conversation, unread};
 use crate::error::ApiError;
-use crate::images;
-use crate::model::Model;
+use crate::models::model::Model;
+use crate::prompt::conversation::{Conversation, unread};
+use crate::prompt::images;
 use crate::request::{
     self, Body, Content, Function, ImageUrl, Message, Part, Role, Tool, ToolCall,
 };
@@ -53,7 +53,7 @@ pub(super) fn tokens(
     model.encode("messages", &text, options)
 }
 
-/// Text of a conversation rendered without generating, with special tokens in it [escaped](crate::special_token_escape);
+/// Text of a conversation rendered without generating, with special tokens in it [escaped](crate::prompt::special_token_escape);
 /// `begin` adds the generation prompt.
 pub(super) fn render(
     model: &Model,

@@ -4,16 +4,18 @@
 
 use super::embeddings::unit;
 use super::texts::{EncoderLease, Input, Texts, compute, fitting};
-use crate::app::{App, fresh_id};
 use crate::error::ApiError;
-use crate::model::unix_time;
+use crate::generation::options::within;
+use crate::generation::request_context::RequestContext;
+use crate::generation::truncation::Truncation;
+use crate::http::app::{App, fresh_id};
 use crate::models::AnyLease;
+use crate::models::model::unix_time;
 use crate::request::{self, Body, Limit, Prompt, Prompts};
 use crate::response::{
     ListObject, PairScore, PromptUsage, RankedDocument, RerankList, RerankedText, ScoreList,
     ScoreObject,
 };
-use crate::sampling::{RequestContext, Truncation, within};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};

@@ -1,7 +1,7 @@
 //! `/slots`: what a model is answering now, as llama.cpp has it.
 
-use crate::app::App;
 use crate::error::ApiError;
+use crate::http::app::App;
 use crate::response::Slot;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;

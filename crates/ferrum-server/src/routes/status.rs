@@ -1,15 +1,15 @@
 //! What there is and how it does: health, readiness, figures, models.
 
-use crate::app::App;
 use crate::error::ApiError;
-use crate::metrics;
+use crate::generation::sampler_settings::written;
+use crate::http::app::App;
 use crate::models::{ModelEntry, SamplingDefaults, Status};
+use crate::observability::metrics;
 use crate::response::{
     AnthropicModel, AnthropicModelList, DefaultParams, DefaultSamplers, DefaultSettings,
     HealthReport, HealthStatus, ListObject, Modalities, ModelCard, ModelExtras, ModelList,
     ModelObject, ModelState, ModelStatus, Props, Readiness, Ready, Version,
 };
-use crate::sampling::written;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};

@@ -2,15 +2,16 @@
 //! text encoder.
 
 use super::completions::{count_prompts, read_prompts};
-use crate::app::App;
 use crate::error::ApiError;
-use crate::generation_stream::{GenerationEvent, GenerationStream};
-use crate::metrics::EndedPrompt;
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream};
+use crate::generation::request_context::RequestContext;
+use crate::generation::truncation::Truncation;
+use crate::http::app::App;
+use crate::models::served::ServedEncoder;
 use crate::models::{AnyLease, Lease};
-use crate::record::RequestRecord;
+use crate::observability::metrics::EndedPrompt;
+use crate::observability::record::RequestRecord;
 use crate::request::{Body, Limit, Prompt, Prompts};
-use crate::sampling::{RequestContext, Truncation};
-use crate::served::ServedEncoder;
 use ferrum_engine::engine::{Pooling, Usage};
 use ferrum_engine::{
     EncoderInput, EncoderTask, EncoderTokenizer, EncoderWant, EngineError, Generation,

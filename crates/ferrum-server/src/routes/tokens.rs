@@ -1,12 +1,13 @@
 //! `/tokenize` and `/detokenize`, as vLLM and llama.cpp have them.
 
 use super::openai_messages;
-use crate::app::App;
 use crate::error::ApiError;
+use crate::generation::options::token;
+use crate::http::app::App;
 use crate::models::Lease;
+use crate::prompt::special_token_escape;
 use crate::request::{self, Body};
 use crate::response::{Detokenized, ListedToken, Templated, TokenPiece, Tokenized};
-use crate::{sampling, special_token_escape};
 use axum::Json;
 use axum::extract::{Request, State};
 use ferrum_formats::tokenizer::EncodeOptions;
@@ -117,7 +118,7 @@ pub(crate) async fn detokenize(
 pub(super) fn read_detokenize(_: &App, model: &Lease, body: &mut Body) -> Result<String, ApiError> {
     let fields: request::Detokenize = body.part()?;
     let tokens = fields.tokens.iter();
-    let tokens = tokens.map(|id| sampling::token(model, "tokens", id.0));
+    let tokens = tokens.map(|id| token(model, "tokens", id.0));
     let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
     Ok(model.served.tokenizer.decode(&tokens, false))
 }

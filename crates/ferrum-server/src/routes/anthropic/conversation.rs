@@ -1,16 +1,18 @@
 //! Conversations in Anthropic's form, brought into the form that chat templates read.
 
-use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking, unread};
 use crate::error::ApiError;
-use crate::images;
-use crate::model::Model;
+use crate::generation::options::GenerationOptions;
+use crate::generation::structured;
+use crate::models::model::Model;
+use crate::prompt::conversation::{
+    ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking, unread,
+};
+use crate::prompt::images;
 use crate::request::{
     AnthropicChoice, AnthropicTool, Block, Body, ChoiceKind, Content, Format, Function,
     FunctionName, OutputConfig, Source, Speaker, Thinking, ThinkingKind, Turn, Turns, need,
 };
 use crate::routes::openai_messages::function_json;
-use crate::sampling::GenerationOptions;
-use crate::structured;
 use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;

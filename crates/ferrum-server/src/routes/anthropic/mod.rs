@@ -3,20 +3,22 @@
 
 mod conversation;
 
-use crate::app::{App, fresh_id};
-use crate::chat_output::{self, Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput};
-use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
-use crate::generation_stream::{GenerationEvent, GenerationStream};
-use crate::images;
+use crate::generation::chat_output::{
+    self, Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput,
+};
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream};
+use crate::generation::options::{GenerationOptions, max_tokens, stop_strings};
+use crate::http::app::{App, fresh_id};
+use crate::http::sse::{self, EventText, StreamEncoder};
 use crate::models::Lease;
+use crate::prompt::conversation::ChatPrompt;
+use crate::prompt::images;
 use crate::request::{self, Body};
 use crate::response::{
     AnthropicBlock, AnthropicDelta, AnthropicEvent, AnthropicMessage, AnthropicMessageType,
     AnthropicRole, AnthropicStop, AnthropicStopReason, AnthropicUsage, InputTokens, ThinkingTokens,
 };
-use crate::sampling::{self, GenerationOptions};
-use crate::sse::{self, EventText, StreamEncoder};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -86,10 +88,10 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     let Some(most) = fields.max_tokens else {
         return Err(ApiError::invalid("max_tokens", "it is missing"));
     };
-    let most = sampling::max_tokens(&[("max_tokens", Some(most))], 1, config)?;
+    let most = max_tokens(&[("max_tokens", Some(most))], 1, config)?;
     options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     let stops = fields.stop_sequences.unwrap_or_default().0;
-    options.generation.stop = sampling::stop_strings("stop_sequences", stops)?;
+    options.generation.stop = stop_strings("stop_sequences", stops)?;
     let asked = conversation::read(body, lease)?;
     let prompt = asked.prompt(lease, Some(&mut options))?;
     Ok(Job { options, prompt })

@@ -1,11 +1,13 @@
 //! Responses as they come: events with a type and a number.
 
 use super::shape::{Shape, item_id};
-use crate::chat_output::{Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput};
 use crate::error::ApiError;
-use crate::generation_stream::GenerationEvent;
+use crate::generation::chat_output::{
+    Block, BlockEvent, BlockKind, Blocks, ChatFinish, ChatOutput,
+};
+use crate::generation::generation_stream::GenerationEvent;
+use crate::http::sse::{EventText, StreamEncoder};
 use crate::response::{ResponseChange, ResponseEvent, ResponseStatus};
-use crate::sse::{EventText, StreamEncoder};
 
 /// See the [module](self).
 pub(super) struct ResponseEvents {
@@ -184,11 +186,11 @@ impl StreamEncoder for ResponseEvents {
 mod tests {
     use super::super::shape::Echo;
     use super::*;
-    use crate::app::App;
     use crate::config::ServerConfig;
-    use crate::conversation::ChatPrompt;
+    use crate::http::app::App;
     use crate::models::demo;
     use crate::output::OutputFormat;
+    use crate::prompt::conversation::ChatPrompt;
     use serde_json::{Map, Value, json};
     use std::sync::Arc;
 

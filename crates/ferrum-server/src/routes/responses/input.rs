@@ -3,10 +3,10 @@
 //! An item is a message, a thought, a call or its result. To templates a thought, what is said after it
 //! and the calls after that are one message of the assistant.
 
-use crate::app::App;
-use crate::conversation::unread;
 use crate::error::ApiError;
-use crate::images;
+use crate::http::app::App;
+use crate::prompt::conversation::unread;
+use crate::prompt::images;
 use crate::request::{
     Body, Content, Function, FunctionName, ImageUrl, Input, Item, ItemPart, ResponseTool, Role,
     need,

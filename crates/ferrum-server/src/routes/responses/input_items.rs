@@ -1,7 +1,7 @@
 //! `GET /v1/responses/ID/input_items`: what a response that was kept answers, as items.
 
-use crate::app::App;
 use crate::error::ApiError;
+use crate::http::app::App;
 use crate::response::{
     EmptyList, ListObject, ResponseItem, ResponseItemList, ResponsePart, ResponseStatus,
 };

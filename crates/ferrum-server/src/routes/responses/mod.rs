@@ -7,18 +7,20 @@ mod shape;
 
 pub(crate) use input_items::input_items;
 
-use crate::app::App;
-use crate::chat_output::{self, ChatOutput};
-use crate::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::error::ApiError;
-use crate::generation_stream::GenerationStream;
-use crate::images;
+use crate::generation::chat_output::{self, ChatOutput};
+use crate::generation::generation_stream::GenerationStream;
+use crate::generation::options::{GenerationOptions, max_tokens};
+use crate::generation::sampler_settings::written;
+use crate::generation::structured;
+use crate::generation::usage::only_for_streams;
+use crate::http::app::App;
+use crate::http::sse;
 use crate::models::Lease;
+use crate::prompt::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
+use crate::prompt::images;
 use crate::request::{self, Body, Int};
 use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
-use crate::sampling::{self, GenerationOptions};
-use crate::sse;
-use crate::structured;
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
@@ -135,7 +137,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     let mut options = GenerationOptions::one(body, lease)?;
     let fields: request::ResponsesRequest = body.part()?;
     let most = [("max_output_tokens", fields.max_output_tokens)];
-    let most = sampling::max_tokens(&most, 1, config)?;
+    let most = max_tokens(&most, 1, config)?;
     options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     supported(body, &fields, options.stream)?;
     let (wants_logprobs, top_logprobs) = read_logprobs(body, &fields);
@@ -182,12 +184,12 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         previous_response_id: previous,
         reasoning: said(body, "reasoning", json!({"effort": null, "summary": null})),
         store,
-        temperature: sampling::written(sampling.temperature),
+        temperature: written(sampling.temperature),
         format: shown_format,
         tool_choice: said(body, "tool_choice", json!("auto")),
         tools: said(body, "tools", json!([])),
         top_logprobs,
-        top_p: sampling::written(sampling.top_p),
+        top_p: written(sampling.top_p),
         user: body.value("user"),
         namespaces,
     };
@@ -224,7 +226,7 @@ fn supported(
         );
     }
     if fields.stream_options.is_some() {
-        sampling::only_for_streams(stream)?;
+        only_for_streams(stream)?;
     }
     // Reasoning comes in the clear, which serves what encrypted reasoning is asked for.
     let known = ["reasoning.encrypted_content", LOGPROBS];

@@ -1,10 +1,10 @@
 //! Responses as OpenAI's clients read them.
 
-use crate::app::{App, fresh_id};
-use crate::chat_output::{Block, BlockKind, Blocks, ChatFinish};
 use crate::error::ApiError;
-use crate::logprobs::chat_entry;
-use crate::model::{Model, unix_time};
+use crate::generation::chat_output::{Block, BlockKind, Blocks, ChatFinish};
+use crate::generation::logprobs::chat_entry;
+use crate::http::app::{App, fresh_id};
+use crate::models::model::{Model, unix_time};
 use crate::response::{
     CompletionTokensDetails, EmptyList, IncompleteDetails, IncompleteReason, PromptTokensDetails,
     Response, ResponseError, ResponseItem, ResponseObject, ResponsePart, ResponseStatus,

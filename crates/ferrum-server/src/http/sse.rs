@@ -1,7 +1,7 @@
 //! Answers as server-sent events, each sent when it is there.
 
 use crate::error::ApiError;
-use crate::generation_stream::{GenerationEvent, GenerationStream};
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream};
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use axum::response::Response;

@@ -5,9 +5,9 @@
 //! (the name of a model) is bounded and escaped; paths and names of fields are left out.
 
 use crate::error::ApiError;
-use crate::request_id::RequestId;
+use crate::http::request_id::RequestId;
+use crate::observability::trace::{Attribute, RequestTrace};
 use crate::routes;
-use crate::trace::{Attribute, RequestTrace};
 use axum::http::{HeaderValue, Method, StatusCode};
 use ferrum_engine::engine::Usage;
 use std::future::Future;

@@ -3,26 +3,21 @@
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::generation_stream::TextChunk;
-use crate::model::Model;
-use crate::models::{Lease, RequestedModel};
-use crate::request::{
-    BiasedToken, Body, Choices, Int, Limit, Sampling, Standing, StreamOptions,
-    StructuredOutputFields,
-};
-use crate::response::{SamplerSettings, Usage};
-use crate::structured::{self, Structured};
+use crate::generation::request_context::RequestContext;
+use crate::generation::structured::{self, Structured};
+use crate::generation::truncation::Truncation;
+use crate::generation::usage::UsageChunks;
+use crate::models::Lease;
+use crate::models::model::Model;
+use crate::request::{BiasedToken, Body, Choices, Int, Sampling, StructuredOutputFields};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
-use ferrum_engine::{
-    Dry, DryBreakers, EncoderTokenizer, Generation, Mirostat, Request, SamplingParams, Xtc,
-};
+use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -50,56 +45,6 @@ pub(crate) struct GenerationOptions {
     /// Whether answers go on with the text of their prompt.
     pub(crate) goes_on: bool,
     pub(crate) context: RequestContext,
-}
-
-/// Model, priority and tenant of a request.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestContext {
-    pub(crate) model: RequestedModel,
-    priority: i8,
-    tenant: Option<String>,
-    /// How long it has waited for its model.
-    waited: Duration,
-}
-
-impl RequestContext {
-    /// Reads the fields; the lease is of the model that the request names.
-    pub(crate) fn read<M>(body: &mut Body, lease: &Lease<M>) -> Result<Self> {
-        let standing: Standing = body.part()?;
-        Ok(Self {
-            model: lease.requested.clone(),
-            // The range is that of the type.
-            priority: standing.priority.map_or(0, |priority| priority.0 as i8),
-            tenant: standing.cache_salt,
-            waited: lease.waited,
-        })
-    }
-
-    /// Higher goes first.
-    pub(crate) fn priority(&self) -> i8 {
-        self.priority
-    }
-
-    /// Time that is left for the answer.
-    pub(crate) fn time_left(&self, config: &ServerConfig) -> Duration {
-        config.request_timeout.saturating_sub(self.waited)
-    }
-
-    /// A request to the engine.
-    pub(crate) fn request(
-        &self,
-        prompt: Vec<TokenId>,
-        generation: Generation,
-        config: &ServerConfig,
-    ) -> Request {
-        Request {
-            priority: self.priority,
-            tenant: self.tenant.clone(),
-            adapter: self.model.adapter,
-            timeout: Some(self.time_left(config)),
-            ..Request::new(prompt, generation)
-        }
-    }
 }
 
 impl GenerationOptions {
@@ -194,131 +139,6 @@ impl GenerationOptions {
             shown_tokens: self.shown_tokens.clone(),
             goes_on: self.goes_on,
             ..self.context.request(prompt, generation, config)
-        }
-    }
-}
-
-/// How much of a prompt is left out at its beginning, as vLLM does it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Truncation {
-    #[default]
-    Nothing,
-    /// All but so many of the last tokens.
-    Last(usize),
-    /// What leaves no room for the answer.
-    Overflow,
-}
-
-impl Truncation {
-    /// What the field says.
-    pub(crate) fn of(field: Option<Limit>) -> Result<Self> {
-        match field {
-            None => Ok(Self::Nothing),
-            Some(Int(-1)) => Ok(Self::Overflow),
-            Some(last) => match last.count() {
-                Some(last) if last > 0 => Ok(Self::Last(last)),
-                _ => {
-                    let reason = "found 0, expected -1 or at least 1";
-                    Err(ApiError::invalid("truncate_prompt_tokens", reason))
-                }
-            },
-        }
-    }
-
-    /// Most tokens of a text for an encoder, which keeps the first.
-    pub(crate) fn room(self, tokenizer: &EncoderTokenizer) -> usize {
-        match self {
-            Self::Nothing | Self::Overflow => tokenizer.max_tokens(),
-            Self::Last(most) => most,
-        }
-    }
-
-    /// Shortens a prompt to an answer of `answer` tokens, and says whether it had to be.
-    pub(crate) fn apply(self, prompt: &mut Vec<TokenId>, model: &Model, answer: usize) -> bool {
-        let most = match self {
-            Self::Nothing => return false,
-            Self::Last(most) => most,
-            Self::Overflow => {
-                let capacity = model.served.context.min(model.served.engine.kv_tokens());
-                capacity.saturating_sub(answer).max(1)
-            }
-        };
-        let cut = prompt.len().saturating_sub(most);
-        prompt.drain(..cut);
-        cut > 0
-    }
-}
-
-/// When a stream says how many tokens the request took.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct UsageChunks {
-    /// In a last chunk.
-    pub(crate) last: bool,
-    /// In each chunk, those so far.
-    pub(crate) each: bool,
-}
-
-/// Tokens of a request so far, for streams that tell them in each chunk.
-#[derive(Debug)]
-pub(crate) struct UsageSoFar {
-    chunks: UsageChunks,
-    /// Answers to each prompt.
-    n: usize,
-    prompts: Vec<usize>,
-    answers: Vec<usize>,
-}
-
-impl UsageSoFar {
-    pub(crate) fn new(chunks: UsageChunks, prompts: Vec<usize>, n: usize) -> Self {
-        Self {
-            answers: vec![0; prompts.len() * n],
-            chunks,
-            n,
-            prompts,
-        }
-    }
-
-    /// Whether a last chunk tells them.
-    pub(crate) fn last(&self) -> bool {
-        self.chunks.last
-    }
-
-    /// Takes note of a piece of an answer.
-    pub(crate) fn count(&mut self, piece: &TextChunk) {
-        if piece.is_token() {
-            self.answers[piece.index] += 1;
-        }
-    }
-
-    /// What a chunk of an answer tells: nothing, or null where only the last chunk tells it.
-    pub(crate) fn of_chunk(&self, index: usize) -> Option<Option<Usage>> {
-        let (prompt, answer) = (self.prompts[index / self.n], self.answers[index]);
-        let so_far = || Usage::so_far(prompt, answer);
-        self.chunks.last.then(|| self.chunks.each.then(so_far))
-    }
-}
-
-impl UsageChunks {
-    fn of(options: Option<&StreamOptions>, stream: bool) -> Result<Self> {
-        let Some(options) = options else {
-            return Ok(Self::default());
-        };
-        only_for_streams(stream)?;
-        let each = options.continuous_usage_stats.unwrap_or(false);
-        Ok(Self {
-            last: each || options.include_usage.unwrap_or(false),
-            each,
-        })
-    }
-}
-
-/// `stream_options` says nothing to an answer that comes whole.
-pub(crate) fn only_for_streams(stream: bool) -> Result<()> {
-    match stream {
-        true => Ok(()),
-        false => {
-            let reason = "only for requests with \"stream\": true";
-            Err(ApiError::invalid("stream_options", reason))
         }
     }
 }
@@ -549,37 +369,4 @@ fn biased(model: &Model, id: &str) -> Result<TokenId> {
         let reason = format!("expected a token id below {}", model.served.vocab_size);
         ApiError::invalid(format!("logit_bias.{id}"), reason)
     })
-}
-
-/// The shortest decimal of an f32 as f64; a plain conversion has further digits.
-pub(crate) fn written(value: f32) -> f64 {
-    value.to_string().parse::<f64>().unwrap_or(value.into())
-}
-
-/// The numbers of samplers under llama.cpp's names, the seed apart.
-pub(crate) fn sampler_settings(sampling: &SamplingParams) -> SamplerSettings {
-    // -1 stands for all.
-    let window = |n: usize| i64::try_from(n).unwrap_or(-1);
-    let dry = &sampling.dry;
-    let mirostat = sampling.mirostat.unwrap_or_default();
-    SamplerSettings {
-        temperature: written(sampling.temperature),
-        top_k: sampling.top_k,
-        top_p: written(sampling.top_p),
-        min_p: written(sampling.min_p),
-        typical_p: written(sampling.typical_p),
-        xtc_probability: written(sampling.xtc.probability),
-        xtc_threshold: written(sampling.xtc.threshold),
-        repeat_last_n: window(sampling.repeat_last_n),
-        repeat_penalty: written(sampling.repeat_penalty),
-        presence_penalty: written(sampling.presence_penalty),
-        frequency_penalty: written(sampling.frequency_penalty),
-        dry_multiplier: written(dry.multiplier),
-        dry_base: written(dry.base),
-        dry_allowed_length: dry.allowed_length,
-        dry_penalty_last_n: window(dry.last_n),
-        mirostat: if sampling.mirostat.is_some() { 2 } else { 0 },
-        mirostat_tau: written(mirostat.tau),
-        mirostat_eta: written(mirostat.eta),
-    }
 }

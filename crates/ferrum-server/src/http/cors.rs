@@ -4,7 +4,7 @@
 //! header may be sent. A browser asks before it sends (the preflight), without the key: that question is
 //! answered before keys are checked.
 
-use crate::request_id::REQUEST_ID;
+use crate::http::request_id::REQUEST_ID;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::http::{Method, Uri};
 use std::fmt;

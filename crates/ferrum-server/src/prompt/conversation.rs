@@ -1,12 +1,12 @@
 //! A conversation as a chat template reads it, whichever API it came by, and the prompt that it becomes.
 
 use crate::error::ApiError;
-use crate::images::{self, PlacedImage};
-use crate::model::Model;
+use crate::generation::options::GenerationOptions;
+use crate::generation::structured::ChatForm;
+use crate::models::model::Model;
 use crate::output::{CallFormat, Function, Marks, OutputFormat, Thinking, name_calls};
+use crate::prompt::images::{self, PlacedImage};
 use crate::request;
-use crate::sampling::GenerationOptions;
-use crate::structured::ChatForm;
 use ferrum_formats::chat_template::ChatInput;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;

@@ -6,7 +6,7 @@
 //! text after it from its end.
 
 use crate::error::ApiError;
-use crate::model::Model;
+use crate::models::model::Model;
 use crate::request::Extra;
 use ferrum_formats::tokenizer::{EncodeOptions, FimTokens, TokenizerKind};
 use ferrum_types::TokenId;

@@ -5,7 +5,7 @@
 //! `traceparent`. The span ends when whatever works on the request has let go of it, so an answer that is
 //! streamed or given up needs no care of its own. Ended spans are handed to `otlp`, without waiting.
 
-use crate::otlp::Exporter;
+use crate::observability::otlp::Exporter;
 use axum::http::HeaderMap;
 use ferrum_engine::engine::Usage;
 use std::hash::{BuildHasher, RandomState};
@@ -83,7 +83,7 @@ struct Facts {
     failed: bool,
 }
 
-/// A request that is traced. Its span goes out with its [record](crate::record).
+/// A request that is traced. Its span goes out with its [record](crate::observability::record).
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     exporter: Exporter,

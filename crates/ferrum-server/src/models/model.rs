@@ -1,13 +1,13 @@
 //! A model as this crate sees it: an engine, a tokenizer and a template.
 
-use crate::adapters::LoadedAdapters;
 use crate::error::ApiError;
-use crate::images::ServedVision;
+use crate::models::adapters::LoadedAdapters;
+use crate::models::served::ModelKind;
 use crate::models::{ModelInfo, SamplingDefaults};
 use crate::output::CallFormat;
-use crate::served::ModelKind;
-use crate::special_token_escape::{self, SpecialTokenEscaper};
-use crate::template_limits::TemplateLimits;
+use crate::prompt::images::ServedVision;
+use crate::prompt::special_token_escape::{self, SpecialTokenEscaper};
+use crate::prompt::template_limits::TemplateLimits;
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};

@@ -1,10 +1,10 @@
 //! Chat output: turns generation events into API-independent deltas.
 
-use crate::app::fresh_id;
-use crate::conversation::ChatPrompt;
 use crate::error::ApiError;
-use crate::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
+use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
+use crate::http::app::fresh_id;
 use crate::output::{Delta, OutputParser};
+use crate::prompt::conversation::ChatPrompt;
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::Usage;
 use ferrum_engine::sampler::Logprobs;
@@ -248,7 +248,7 @@ pub(crate) async fn whole(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generation_stream::Timings;
+    use crate::generation::generation_stream::Timings;
     use crate::output::OutputFormat;
 
     const TEXT: &str = "<think>\nHm.\n</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"b\"";

@@ -1,25 +1,25 @@
 //! What all routes have in common: the models, the limits, and the checks before and the counting after
 //! every request.
 
-use crate::auth::{self, Rights};
-use crate::body_budget::{BodyBudget, BodyPermits};
 use crate::config::ServerConfig;
-use crate::cors;
 use crate::error::ApiError;
-use crate::metrics::{self, HttpCounts, HttpLabels};
+use crate::http::auth::{self, Rights};
+use crate::http::body_budget::{BodyBudget, BodyPermits};
+use crate::http::cors;
+use crate::http::multipart::{self, Form};
+use crate::http::parse_threads::ParseThreads;
+use crate::http::request_id::{REQUEST_ID, RequestId};
+use crate::http::serve::Reserved;
+use crate::models::served::LoadedHandle;
 use crate::models::{AnyLease, Lease, ModelLoader, Models};
-use crate::multipart::{self, Form};
-use crate::otlp::Exporter;
+use crate::observability::metrics::{self, HttpCounts, HttpLabels};
+use crate::observability::otlp::Exporter;
+use crate::observability::record::RequestRecord;
+use crate::observability::trace::{Attribute, RequestTrace};
 use crate::page::Page;
-use crate::parse_threads::ParseThreads;
-use crate::record::RequestRecord;
 use crate::request::Body;
-use crate::request_id::{REQUEST_ID, RequestId};
 use crate::routes;
-use crate::serve::Reserved;
-use crate::served::LoadedHandle;
 use crate::store::ResponseStore;
-use crate::trace::{Attribute, RequestTrace};
 use axum::Router;
 use axum::body::{Body as HttpBody, Bytes};
 use axum::extract::{MatchedPath, Request, State};

@@ -9,7 +9,7 @@ use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::json;
 use std::sync::Arc;
 
-static DEMO: &[u8] = include_bytes!("../../../../assets/demo/ferrum-demo.gguf");
+static DEMO: &[u8] = include_bytes!("../../../../../assets/demo/ferrum-demo.gguf");
 
 struct Case {
     format: CallFormat,

@@ -2,7 +2,7 @@
 //! fields, and the grammar of it.
 
 use crate::error::ApiError;
-use crate::model::Model;
+use crate::models::model::Model;
 use crate::output::{Function, Marks, OutputFormat};
 use crate::request::{Format, Outputs, Schemata, StructuredOutputFields};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};

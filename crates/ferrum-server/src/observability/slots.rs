@@ -2,8 +2,8 @@
 //!
 //! The engine has no slots; each running choice keeps a stable slot number for `/slots`.
 
+use crate::generation::sampler_settings::sampler_settings;
 use crate::response::{Slot, SlotProgress, SlotSettings};
-use crate::sampling::sampler_settings;
 use ferrum_engine::Generation;
 use ferrum_engine::engine::Progress;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

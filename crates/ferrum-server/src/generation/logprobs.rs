@@ -1,6 +1,6 @@
 //! Log-probabilities in the shapes that OpenAI, vLLM and llama.cpp have for them.
 
-use crate::model::Model;
+use crate::models::model::Model;
 use crate::response::{
     PromptLogprob, PromptLogprobs, TextLogprobs, TextRivals, TokenLogprob as Token, TokenLogprobs,
     TokenProbabilities, TokenProbability,

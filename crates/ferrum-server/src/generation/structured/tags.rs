@@ -3,7 +3,7 @@
 
 use crate::error::ApiError;
 use crate::output::{Marks, mark_regex};
-use crate::special_token_escape::SpecialTokenEscaper;
+use crate::prompt::special_token_escape::SpecialTokenEscaper;
 use ferrum_engine::grammar::{Grammar, lark_string, lark_token};
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,9 +1,9 @@
 //! Kinds of loaded models and their common monitoring interface.
 
 use crate::error::ApiError;
-use crate::images::ServedVision;
-use crate::model::{Model, ServedModel};
 use crate::models::ModelInfo;
+use crate::models::model::{Model, ServedModel};
+use crate::prompt::images::ServedVision;
 use ferrum_engine::engine::{EngineStats, Pooling};
 use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::vision::VisionTower;

@@ -6,8 +6,8 @@
 //! the model's image tower computes them before the engine gets the prompt.
 
 use crate::error::ApiError;
-use crate::model::Model;
-use crate::special_token_escape;
+use crate::models::model::Model;
+use crate::prompt::special_token_escape;
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::DecodePaddingMode;

@@ -5,7 +5,7 @@
 //! `_total`, which the encoder appends.
 
 use crate::models::Models;
-use crate::otlp::ExportCounts;
+use crate::observability::otlp::ExportCounts;
 use ferrum_engine::FinishReason;
 use ferrum_engine::engine::{EngineStats, Progress, STEP_TOKENS};
 use prometheus_client::collector::Collector;

@@ -1,12 +1,12 @@
 //! Merges the engine event streams of a request's prompts into one stream of text chunks.
 
 use crate::error::ApiError;
-use crate::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
 use crate::models::Lease;
-use crate::record::RequestRecord;
+use crate::observability::metrics::{AdapterUse, EndedAnswers, EndedPrompt};
+use crate::observability::record::RequestRecord;
+use crate::observability::slots::SlotTask;
+use crate::observability::trace::{Attribute, RequestTrace};
 use crate::response::SlotSettings;
-use crate::slots::SlotTask;
-use crate::trace::{Attribute, RequestTrace};
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{Event, EventStream, FinishReason, Request};

@@ -1,13 +1,13 @@
 //! Connections: accepting them within bounds, and ending them gently.
 
-use crate::app::{self, App};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::http::app::{self, App};
+use crate::http::tls::Tls;
+use crate::http::transport::{Activity, TimeoutStream, Timeouts, counted};
 use crate::models::{ModelLoader, ModelSummary};
-use crate::otlp::{BatchExporter, Exporter};
+use crate::observability::otlp::{BatchExporter, Exporter};
 use crate::routes::trim_path;
-use crate::tls::Tls;
-use crate::transport::{Activity, TimeoutStream, Timeouts, counted};
 use axum::Extension;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
