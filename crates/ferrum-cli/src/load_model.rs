@@ -1,31 +1,26 @@
 //! From a path, the name of a hub's model, or nothing (the demo model) to what a command needs.
 
 use crate::args::{AdapterArgs, CacheArgs, HubArgs, PlacementArgs, WeightCacheArgs};
+use crate::demo_model::{DEMO, demo};
 use crate::failure::{Failure, Outcome};
 use crate::ui::{self, Progress};
 use crate::weight_cache;
-use crate::{hub, input};
-use ferrum_engine::{HeadLoad, KeptWeights, KvDtype, LoadedParts, Placement, Session, StepRunner};
+use crate::{hub, input, ranks};
+use ferrum_engine::{
+    HeadLoad, KeptWeights, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
+};
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::Want;
 use ferrum_formats::kv_blocks::KvBlockName;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{FormatError, Gguf, LoraFolder, ModelSource};
+use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// A small chat model that answers without any download.
-pub(crate) static DEMO: &[u8] = include_bytes!("../../../assets/demo/ferrum-demo.gguf");
-
 /// Longest context that is allocated by default.
 const DEFAULT_CONTEXT: usize = 4096;
-
-/// The demo model.
-pub(crate) fn demo() -> Result<Gguf, FormatError> {
-    Gguf::from_static(DEMO)
-}
 
 /// The model at `path` or of that name, understood but not loaded.
 pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
@@ -151,6 +146,21 @@ pub(crate) fn kv_dtype(model: &Model, cache: &CacheArgs) -> KvDtype {
     cache.kv_dtype.unwrap_or_else(|| KvDtype::for_model(model))
 }
 
+/// Opens the devices for a model.
+pub(crate) fn placement(args: &PlacementArgs, model: &Model) -> Outcome<Placement> {
+    if let Some(placement) = ranks::place(args, model)? {
+        return Ok(placement);
+    }
+    let (kind, options) = (args.device.backend, args.device.options());
+    Ok(match args.gpu_layers {
+        Some(layers) => {
+            let share = MemoryShare::alone(args.memory.gpu_memory_utilization);
+            Placement::with_gpu_layers(layers, kind, model, share, options)?
+        }
+        None => Placement::for_model(kind, args.layers.as_ref(), model, options)?,
+    })
+}
+
 /// A model on a device.
 pub(crate) struct Loaded {
     pub(crate) session: Session,
@@ -176,7 +186,7 @@ pub(crate) fn load(
     kv: KvDtype,
     sizes: impl FnOnce(&Placement) -> RunnerConfig,
 ) -> Outcome<(Loaded, Placement)> {
-    let placement = device.open(model)?;
+    let placement = placement(device, model)?;
     let sizes = (sizes(&placement), kv);
     let loaded = load_on(&placement, weights, model, sizes, None)?;
     Ok((loaded, placement))
@@ -203,7 +213,7 @@ pub(crate) fn load_sized(
 ) -> Outcome<(Loaded, Placement)> {
     // A wrong folder fails before a large model is loaded.
     let folder = adapter.lora.as_ref().map(LoraFolder::open).transpose()?;
-    let placement = device.open(model)?;
+    let placement = placement(device, model)?;
     let sizes = (sizes(&placement), kv);
     let mut loaded = load_on(&placement, weights, model, sizes, None)?;
     if let Some(folder) = &folder {

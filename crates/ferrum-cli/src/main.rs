@@ -6,6 +6,7 @@
 mod args;
 mod commands;
 mod config_file;
+mod demo_model;
 mod failure;
 mod hub;
 mod input;

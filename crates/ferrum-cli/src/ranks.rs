@@ -6,7 +6,7 @@
 
 use crate::args::PlacementArgs;
 use crate::failure::{Failure, Outcome};
-use crate::{load_model, ui};
+use crate::{demo_model, ui};
 use ferrum_engine::{
     BackendOptions, Placement, RankDevice, Ranks, rank_options, serve_rank, shut_down_ranks,
 };
@@ -116,7 +116,7 @@ fn device(
 /// The model that rank 0 has at a path, which the machines of all ranks share.
 fn model_at(path: &str) -> Result<Model, Error> {
     let source = match path {
-        "" => ModelSource::Gguf(load_model::demo()?),
+        "" => ModelSource::Gguf(demo_model::demo()?),
         path => ModelSource::open(path)?,
     };
     read_model(source)

@@ -1,6 +1,6 @@
 //! Settings of a server, with defaults that are safe on a machine of one's own.
 
-use crate::http::auth::ApiKey;
+use crate::http::api_key::ApiKey;
 use crate::http::cors::CorsOrigin;
 use crate::http::tls::Tls;
 use crate::observability::otlp::OtlpEndpoint;

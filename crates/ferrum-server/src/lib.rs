@@ -5,22 +5,24 @@
 //! them to. Models are loaded by the [`ModelLoader`] that it is given.
 //!
 //! A request's life: `http::serve` accepts the connection, with timeouts in `http::transport`, `observability::record`
-//! records it for the access log, `http::app` checks the key and reads the body within its limits (`http::body_budget`),
-//! `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`, `generation`) and
-//! reports the fields that it ignores, `prompt` makes tokens of text on a thread that may block, the engine gives an event
-//! stream for each prompt, and `generation::generation_stream` merges them. The answer is either gathered whole or sent as
-//! server-sent events (`http::sse`), both in types of `response`. When the client disconnects, the stream is dropped, and
-//! that cancels its sequences.
+//! records it for the access log, `http::router` checks the key, `http::app` reads the body within its limits
+//! (`http::body_budget`), `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
+//! `generation`) and reports the fields that it ignores, `prompt` makes tokens of text on a thread that may block, the engine
+//! gives an event stream for each prompt, and `generation::generation_stream` merges them. The answer is either gathered
+//! whole or sent as server-sent events (`http::sse`), both in types of `response`. When the client disconnects, the stream
+//! is dropped, and that cancels its sequences.
 
 mod config;
 mod error;
 mod generation;
 mod http;
+mod ids;
 mod models;
 mod observability;
 mod openapi;
 mod output;
 mod page;
+mod paths;
 mod prompt;
 mod request;
 mod response;
@@ -29,13 +31,13 @@ mod store;
 
 pub use config::ServerConfig;
 pub use error::ApiError;
-pub use http::auth::ApiKey;
+pub use http::api_key::ApiKey;
 pub use http::cors::CorsOrigin;
 pub use http::serve::{Server, ShutdownError, stop_signal};
 pub use http::tls::{Tls, TlsError};
 pub use models::model::ServedModel;
 pub use models::served::{LoadedModel, ServedEncoder, ServedSpeech};
+pub use models::vision::ServedVision;
 pub use models::{ModelEvent, ModelLoader, ModelSummary};
 pub use observability::otlp::OtlpEndpoint;
 pub use output::CallFormat;
-pub use prompt::images::ServedVision;

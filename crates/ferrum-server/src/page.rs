@@ -5,9 +5,7 @@
 //! by its hash: whatever a model writes, nothing else runs. The document holds no secret (it is this
 //! repository's source), so it is also what is answered without a key, under status 401: it asks for one.
 
-use crate::http::app::App;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue,
     IF_NONE_MATCH, REFERRER_POLICY, WWW_AUTHENTICATE,
@@ -16,7 +14,6 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::Response;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine};
 use ring::digest::{SHA256, digest};
-use std::sync::Arc;
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
@@ -158,11 +155,6 @@ impl Page {
         }
         response
     }
-}
-
-/// The route.
-pub(crate) async fn page(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    app.page.answer(&headers)
 }
 
 /// Modules as one script: each becomes a function that gives what it exports, so that its other names are

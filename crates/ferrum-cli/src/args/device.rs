@@ -1,14 +1,10 @@
 //! Arguments about where and with what beside its weights a model runs, and commands about devices.
 
 use super::{HubArgs, ModelArgs, token_id, whole};
-use crate::failure::Outcome;
-use crate::ranks;
 use clap::{Args, Subcommand, ValueEnum};
-use ferrum_engine::{
-    BackendKind, BackendOptions, GpuLayers, KvDtype, MemoryShare, Placement, StageList,
-};
+use ferrum_engine::{BackendKind, BackendOptions, GpuLayers, KvDtype, StageList};
 use ferrum_kernels::cpu::Isa;
-use ferrum_models::{Model, WeightDtype};
+use ferrum_models::WeightDtype;
 use std::path::PathBuf;
 
 /// Which device.
@@ -89,23 +85,6 @@ pub(crate) struct PlacementArgs {
     /// device of its own, from --device on.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(1..=1024), conflicts_with_all = ["layers", "gpu_layers"])]
     pub(crate) tensor_parallel: u16,
-}
-
-impl PlacementArgs {
-    /// Opens the devices for a model.
-    pub(crate) fn open(&self, model: &Model) -> Outcome<Placement> {
-        if let Some(placement) = ranks::place(self, model)? {
-            return Ok(placement);
-        }
-        let (kind, options) = (self.device.backend, self.device.options());
-        Ok(match self.gpu_layers {
-            Some(layers) => {
-                let share = MemoryShare::alone(self.memory.gpu_memory_utilization);
-                Placement::with_gpu_layers(layers, kind, model, share, options)?
-            }
-            None => Placement::for_model(kind, self.layers.as_ref(), model, options)?,
-        })
-    }
 }
 
 /// In what type the matrices of an encoder are kept.

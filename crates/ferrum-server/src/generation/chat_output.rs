@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk};
-use crate::http::app::fresh_id;
+use crate::ids::fresh_id;
 use crate::output::{Delta, OutputParser};
 use crate::prompt::conversation::ChatPrompt;
 use ferrum_engine::FinishReason;

@@ -1,7 +1,7 @@
 //! The id of a request: the client's own where it is sane, else a fresh one. It stands in the answer's
 //! header, in the log and in traces, so that all of them can be brought together.
 
-use crate::http::app::fresh_id;
+use crate::ids::fresh_id;
 use axum::http::header::{HeaderMap, HeaderName, HeaderValue};
 use std::fmt;
 

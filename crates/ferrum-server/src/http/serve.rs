@@ -2,12 +2,13 @@
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::http::app::{self, App};
+use crate::http::app::App;
+use crate::http::router::{Reserved, router};
 use crate::http::tls::Tls;
 use crate::http::transport::{Activity, TimeoutStream, Timeouts, counted};
 use crate::models::{ModelLoader, ModelSummary};
 use crate::observability::otlp::{BatchExporter, Exporter};
-use crate::routes::trim_path;
+use crate::paths::trim_path;
 use axum::Extension;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -71,10 +72,6 @@ impl ShutdownError {
     }
 }
 
-/// Marks requests that came on a connection beyond the limit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reserved;
-
 /// Serves models on one listener.
 pub struct Server {
     app: Arc<App>,
@@ -104,7 +101,7 @@ impl Server {
         let traces = config.otlp.clone().map(Exporter::new);
         let (exporter, batch_exporter) = traces.unzip();
         let app = Arc::new(App::new(names, loader, config, exporter));
-        let router = app::router(Arc::clone(&app));
+        let router = router(Arc::clone(&app));
         let mut once = http.clone();
         once.keep_alive(false);
         let reserved = ConnectionClass {

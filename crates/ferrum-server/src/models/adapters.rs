@@ -4,7 +4,7 @@
 //! with it, and is loaded again from the same folder when it is asked for.
 
 use crate::error::ApiError;
-use crate::models::model::unix_time;
+use crate::ids::unix_time;
 use ferrum_engine::{EngineError, EngineHandle};
 use ferrum_formats::LoraFolder;
 use ferrum_types::AdapterId;

@@ -3,8 +3,9 @@
 use super::residency::{Action, LoadWaiter, State};
 use super::{Models, RequestedModel};
 use crate::error::ApiError;
+use crate::models::info::ModelKind;
 use crate::models::model::Model;
-use crate::models::served::{LoadedHandle, ModelKind, ServedEncoder, ServedSpeech};
+use crate::models::served::{LoadedHandle, ServedEncoder, ServedSpeech};
 use crate::observability::metrics::Metrics;
 use crate::observability::slots::Slots;
 use std::fmt;

@@ -9,12 +9,14 @@
 //! unhealthy until the server restarts.
 
 pub(crate) mod adapters;
+pub(crate) mod info;
 mod lease;
 pub(crate) mod model;
 mod residency;
 pub(crate) mod served;
 #[cfg(test)]
 mod tests;
+pub(crate) mod vision;
 
 pub(crate) use lease::{AnyLease, Lease};
 #[cfg(test)]
@@ -22,17 +24,18 @@ pub(crate) use tests::demo;
 
 use crate::config::ServerConfig;
 use crate::error::ApiError;
-use crate::observability::metrics::{Metrics, ModelSnapshot};
+use crate::ids::unix_time;
+use crate::observability::metrics::Metrics;
 use crate::observability::slots::Slots;
 use crate::response::Slot;
 use adapters::{Adapter, Adapters};
 use ferrum_engine::Health;
 use ferrum_engine::engine::EngineStats;
 use ferrum_types::AdapterId;
+use info::ModelInfo;
 use lease::Waiter;
-use model::unix_time;
 use residency::{Residency, Resident as _, State};
-use served::{EngineMonitor, LoadedHandle, LoadedModel, ModelKind, OwnedEngine};
+use served::{EngineMonitor, LoadedHandle, LoadedModel, OwnedEngine};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,25 +117,17 @@ impl ModelEntry {
     }
 }
 
-/// Sizes and recommended samplers of a model, available once it has been loaded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ModelInfo {
-    pub(crate) kind: ModelKind,
-    /// Tokens of the longest sequence or text; `None` where sequences are not texts.
-    pub(crate) context: Option<usize>,
-    /// Tokens that the KV cache holds over all sequences, if it has one.
-    pub(crate) kv_tokens: Option<usize>,
-    /// For models that generate.
-    pub(crate) defaults: Option<SamplingDefaults>,
-}
-
-/// The samplers that hold where a request names none, as `/v1/models` shows them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SamplingDefaults {
-    pub(crate) temperature: f32,
-    pub(crate) top_p: f32,
-    pub(crate) top_k: usize,
-    pub(crate) min_p: f32,
+/// What is exported of a model at a scrape. A model that is not loaded keeps its counts and runs nothing.
+pub(crate) struct ModelSnapshot<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) loaded: bool,
+    /// Loads that have ended, and those of them that came to nothing.
+    pub(crate) loads: u64,
+    pub(crate) failed_loads: u64,
+    /// Most adapters at a time; `None` where there can be none.
+    pub(crate) max_adapters: Option<usize>,
+    pub(crate) stats: EngineStats,
+    pub(crate) metrics: &'a Metrics,
 }
 
 /// Summary of a model for the caller of [`Server`](crate::Server).

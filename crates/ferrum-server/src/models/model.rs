@@ -2,10 +2,9 @@
 
 use crate::error::ApiError;
 use crate::models::adapters::LoadedAdapters;
-use crate::models::served::ModelKind;
-use crate::models::{ModelInfo, SamplingDefaults};
+use crate::models::info::{ModelInfo, ModelKind, SamplingDefaults};
+use crate::models::vision::ServedVision;
 use crate::output::CallFormat;
-use crate::prompt::images::ServedVision;
 use crate::prompt::special_token_escape::{self, SpecialTokenEscaper};
 use crate::prompt::template_limits::TemplateLimits;
 use ferrum_engine::engine::Pooling;
@@ -16,7 +15,6 @@ use ferrum_formats::tokenizer::{EncodeOptions, FimTokens, Tokenizer};
 use ferrum_types::TokenId;
 use serde_json::Value;
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A loaded model.
 #[derive(Debug)]
@@ -152,10 +150,4 @@ impl Model {
         let bytes = self.served.tokenizer.token_bytes(token);
         bytes.unwrap_or_default()
     }
-}
-
-/// Seconds since 1970.
-pub(crate) fn unix_time() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |time| time.as_secs())
 }

@@ -1,9 +1,8 @@
 //! Kinds of loaded models and their common monitoring interface.
 
-use crate::error::ApiError;
-use crate::models::ModelInfo;
+use crate::models::info::{ModelInfo, ModelKind};
 use crate::models::model::{Model, ServedModel};
-use crate::prompt::images::ServedVision;
+use crate::models::vision::ServedVision;
 use ferrum_engine::engine::{EngineStats, Pooling};
 use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::vision::VisionTower;
@@ -91,48 +90,6 @@ pub(crate) enum LoadedHandle {
     Decoder(Arc<Model>),
     Encoder(Arc<ServedEncoder>),
     Speech(Arc<ServedSpeech>),
-}
-
-/// What a model is for, as it is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ModelKind {
-    Decoder,
-    Encoder,
-    Speech,
-}
-
-impl ModelKind {
-    /// What it is, and which routes take it.
-    fn described(self) -> (&'static str, &'static str) {
-        match self {
-            ModelKind::Decoder => ("generates text", "/v1/chat/completions and /v1/completions"),
-            ModelKind::Encoder => (
-                "is a text encoder",
-                "/v1/embeddings, /v1/rerank and /v1/score",
-            ),
-            ModelKind::Speech => (
-                "writes what is said",
-                "/v1/audio/transcriptions and /v1/audio/translations",
-            ),
-        }
-    }
-
-    /// What is said to a request for something that such a model does not do.
-    pub(crate) fn refusal(self, model: &str) -> ApiError {
-        let (what, routes) = self.described();
-        ApiError::wrong_model(format!(
-            "model: {model:?} {what}, which this route is not for; it is asked at {routes}"
-        ))
-    }
-
-    /// In a word, for `/v1/models`.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            ModelKind::Decoder => "decoder",
-            ModelKind::Encoder => "encoder",
-            ModelKind::Speech => "speech",
-        }
-    }
 }
 
 impl LoadedHandle {

@@ -2,6 +2,8 @@
 
 pub(crate) mod metrics;
 pub(crate) mod otlp;
+pub(crate) mod prometheus;
 pub(crate) mod record;
 pub(crate) mod slots;
+pub(crate) mod span;
 pub(crate) mod trace;

@@ -4,7 +4,7 @@
 //! collector does not take, is dropped and counted. Written out by hand, as the format is one object, and
 //! OpenTelemetry's crates bring another client and global state.
 
-use crate::observability::trace::{Attribute, Span};
+use crate::observability::span::{Attribute, Span};
 use axum::http::Uri;
 use ferrum_client::http::header::{CONTENT_TYPE, HeaderValue};
 use ferrum_client::http::{Client, Method, Proxy, Request, Timeouts, Url};

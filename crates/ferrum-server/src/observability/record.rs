@@ -6,8 +6,9 @@
 
 use crate::error::ApiError;
 use crate::http::request_id::RequestId;
-use crate::observability::trace::{Attribute, RequestTrace};
-use crate::routes;
+use crate::observability::span::Attribute;
+use crate::observability::trace::RequestTrace;
+use crate::paths;
 use axum::http::{HeaderValue, Method, StatusCode};
 use ferrum_engine::engine::Usage;
 use std::future::Future;
@@ -178,7 +179,7 @@ impl Drop for RequestRecord {
         let ignored = Some(facts.ignored.join(",")).filter(|names| !names.is_empty());
         // Monitoring polls these routes every few seconds: successes are logged at debug.
         let is_monitoring_route =
-            [routes::HEALTH, routes::READY, routes::METRICS].contains(&&*self.route);
+            [paths::HEALTH, paths::READY, paths::METRICS].contains(&&*self.route);
         // An event's level is a constant.
         macro_rules! log {
             ($level:ident) => {

@@ -6,35 +6,12 @@
 //! streamed or given up needs no care of its own. Ended spans are handed to `otlp`, without waiting.
 
 use crate::observability::otlp::Exporter;
+use crate::observability::span::{Attribute, Span};
 use axum::http::HeaderMap;
 use ferrum_engine::engine::Usage;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-
-/// What is said about a span.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Attribute {
-    Text(String),
-    Number(i64),
-    Truth(bool),
-}
-
-/// A named interval.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Span {
-    pub(crate) trace: u128,
-    pub(crate) id: u64,
-    pub(crate) parent: Option<u64>,
-    pub(crate) name: String,
-    /// Whether it is the request's, not a phase of it.
-    pub(crate) is_request: bool,
-    /// Nanoseconds since 1970.
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    pub(crate) attributes: Vec<(&'static str, Attribute)>,
-    pub(crate) failed: bool,
-}
 
 /// Whose span a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -81,13 +81,13 @@ fn written(operation: &Operation, app: &App, components: &mut Components) -> Val
     let mut responses = Map::new();
     let fine = json!({"description": "The answer.", "content": content});
     responses.insert("200".into(), fine);
-    let open = operation.path == crate::routes::HEALTH;
+    let open = operation.path == crate::paths::HEALTH;
     let locked = !open && !app.config.api_keys.is_empty();
     let errors = operation.errors.iter();
     let locks: &[u16] = if locked { &[401, 403] } else { &[] };
     let errors = errors.chain(locks);
     for status in errors {
-        let schema = match (open, crate::routes::is_anthropic(operation.path)) {
+        let schema = match (open, crate::paths::is_anthropic(operation.path)) {
             (true, _) => components.of::<HealthReport>(),
             (_, true) => components.of::<AnthropicErrorBody>(),
             _ => components.of::<ErrorBody<'_>>(),

@@ -1,6 +1,7 @@
 //! The routes with their methods.
 
 use super::components::{Components, all_of, any_of};
+use crate::paths::{HEALTH, PAGE};
 use crate::request::{
     Chat, Choices, Completion, Conversation, Detokenize, Embeddings, Infill, LlamaCppCompletion,
     LlamaCppOptions, LoadAdapter, Messaging, Object, Rerank, ResponsesRequest, Sampling, Score,
@@ -13,7 +14,6 @@ use crate::response::{
     Readiness, RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList,
     Slot, SpeechText, Templated, TextCompletion, Tokenized, VerboseSpeech, Version,
 };
-use crate::routes::{HEALTH, PAGE};
 use serde_json::{Value, json};
 
 /// A route with one method.

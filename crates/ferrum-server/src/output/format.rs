@@ -122,7 +122,7 @@ impl CallFormat {
 
     /// A name for a call. Mistral's templates take no other than these.
     pub(crate) fn call_id(self) -> String {
-        let id = crate::http::app::fresh_id("call_");
+        let id = crate::ids::fresh_id("call_");
         match self {
             CallFormat::Mistral | CallFormat::MistralArgs => id.chars().rev().take(9).collect(),
             _ => id,

@@ -7,16 +7,16 @@
 
 use crate::error::ApiError;
 use crate::models::model::Model;
+use crate::prompt::parts::{DATA, FIELD, KIND};
 use crate::prompt::special_token_escape;
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
-use ferrum_engine::vision::{ImagePreprocessor, ImagePrompt, ImageTask, PromptImage, VisionTower};
-use ferrum_engine::{TaskEngine, TaskHandle, TaskMonitor};
+use ferrum_engine::vision::{ImageTask, PromptImage};
 use ferrum_media::image::ImageLimits;
 use ferrum_types::TokenId;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -36,72 +36,6 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-
-/// Keys of a part that templates do not see: the file, and where it was in the request.
-const DATA: &str = "data";
-const FIELD: &str = "field";
-const KIND: &str = "kind";
-
-/// The image tower of a model that is loaded.
-pub struct ServedVision {
-    /// Computes images until the model is unloaded.
-    owner: Option<TaskEngine<VisionTower>>,
-    engine: TaskHandle<VisionTower>,
-    preprocessor: ImagePreprocessor,
-    prompt: ImagePrompt,
-}
-
-impl std::fmt::Debug for ServedVision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServedVision").finish_non_exhaustive()
-    }
-}
-
-impl ServedVision {
-    /// A tower that runs, with what makes its tasks, and what images are in prompts.
-    pub fn new(
-        engine: TaskEngine<VisionTower>,
-        preprocessor: ImagePreprocessor,
-        prompt: ImagePrompt,
-    ) -> Self {
-        Self {
-            engine: engine.handle(),
-            owner: Some(engine),
-            preprocessor,
-            prompt,
-        }
-    }
-
-    /// Embeddings of an image, all of which are in one step.
-    pub fn image_tokens(&self) -> usize {
-        self.prompt.image_tokens()
-    }
-
-    /// How the tower does.
-    pub(crate) fn monitor(&self) -> TaskMonitor {
-        self.engine.monitor().clone()
-    }
-
-    /// What ends with the model.
-    pub(crate) fn take_owner(&mut self) -> Option<TaskEngine<VisionTower>> {
-        self.owner.take()
-    }
-}
-
-/// A part of a message, as it is in conversations that are kept. `kind` is what the request calls it, `data` is what should
-/// be a data URL.
-pub(crate) fn part(kind: &str, field: String, data: Option<String>) -> Value {
-    let mut part = json!({"type": "image", KIND: kind, FIELD: field});
-    if let Some(data) = data {
-        part[DATA] = data.into();
-    }
-    part
-}
-
-/// A part of text.
-pub(crate) fn text_part(text: &str) -> Value {
-    json!({"type": "text", "text": text})
-}
 
 /// An image as it came.
 #[derive(Debug)]
@@ -258,6 +192,8 @@ pub(crate) async fn embed_images(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt::parts::{image_part, text_part};
+    use serde_json::json;
 
     #[test]
     fn data_urls_are_read_and_all_else_is_refused() {
@@ -288,7 +224,7 @@ mod tests {
 
     #[test]
     fn files_are_taken_out_of_messages() {
-        let image = part(
+        let image = image_part(
             "image_url",
             "messages[0].content[0]".into(),
             Some("x".into()),

@@ -3,5 +3,6 @@
 pub(crate) mod conversation;
 pub(crate) mod fim;
 pub(crate) mod images;
+pub(crate) mod parts;
 pub(crate) mod special_token_escape;
 pub(crate) mod template_limits;

@@ -4,7 +4,7 @@
 //! templates write them where they are, some refuse the conversation, and some leave them out in silence. What a template
 //! does is found by rendering probes; what it does not take joins a message beside it, so the model reads it in any case.
 
-use crate::prompt::images::text_part;
+use crate::prompt::parts::text_part;
 use serde_json::{Value, json};
 
 /// Between texts that become one message.

@@ -7,10 +7,12 @@ use crate::generation::generation_stream::{GenerationEvent, GenerationStream, Te
 use crate::generation::logprobs::{chat_entry, prompt_entries};
 use crate::generation::options::{GenerationOptions, max_tokens};
 use crate::generation::usage::UsageSoFar;
-use crate::http::app::{App, fresh_id};
+use crate::http::app::App;
 use crate::http::sse::{self, EventText, StreamEncoder};
+use crate::ids::fresh_id;
+use crate::ids::unix_time;
 use crate::models::Lease;
-use crate::models::model::{Model, unix_time};
+use crate::models::model::Model;
 use crate::output::{CallFormat, Delta};
 use crate::prompt::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::prompt::images;

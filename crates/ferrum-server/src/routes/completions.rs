@@ -7,10 +7,12 @@ use crate::generation::logprobs::prompt_entries;
 use crate::generation::options::{GenerationOptions, max_tokens, token};
 use crate::generation::structured::{self, Structured};
 use crate::generation::usage::UsageSoFar;
-use crate::http::app::{App, fresh_id};
+use crate::http::app::App;
 use crate::http::sse::{self, EventText, StreamEncoder};
+use crate::ids::fresh_id;
+use crate::ids::unix_time;
 use crate::models::Lease;
-use crate::models::model::{Model, unix_time};
+use crate::models::model::Model;
 use crate::prompt::fim::{self, FimParts};
 use crate::request::{self, Body, Int, Prompts};
 use crate::response::{

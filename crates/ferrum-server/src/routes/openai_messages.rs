@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::models::model::Model;
 use crate::prompt::conversation::{Conversation, unread};
-use crate::prompt::images;
+use crate::prompt::{images, parts};
 use crate::request::{
     self, Body, Content, Function, ImageUrl, Message, Part, Role, Tool, ToolCall,
 };
@@ -199,11 +199,11 @@ fn is_image(part: &Part) -> bool {
 fn user_parts(parts: Vec<Part>, i: usize) -> Result<Value> {
     let read = parts.into_iter().enumerate().map(|(p, part)| {
         if !is_image(&part) {
-            return Ok(images::text_part(&part_text(part, i, p)?));
+            return Ok(parts::text_part(&part_text(part, i, p)?));
         }
         let field = format!("messages[{i}].content[{p}]");
         let url = part.image_url.map(|ImageUrl(url)| url);
-        Ok(images::part(&part.r#type, field, url))
+        Ok(parts::image_part(&part.r#type, field, url))
     });
     read.collect()
 }

@@ -8,9 +8,10 @@ use crate::error::ApiError;
 use crate::generation::options::within;
 use crate::generation::request_context::RequestContext;
 use crate::generation::truncation::Truncation;
-use crate::http::app::{App, fresh_id};
+use crate::http::app::App;
+use crate::ids::fresh_id;
+use crate::ids::unix_time;
 use crate::models::AnyLease;
-use crate::models::model::unix_time;
 use crate::request::{self, Body, Limit, Prompt, Prompts};
 use crate::response::{
     ListObject, PairScore, PromptUsage, RankedDocument, RerankList, RerankedText, ScoreList,

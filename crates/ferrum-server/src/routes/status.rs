@@ -3,8 +3,9 @@
 use crate::error::ApiError;
 use crate::generation::sampler_settings::written;
 use crate::http::app::App;
-use crate::models::{ModelEntry, SamplingDefaults, Status};
-use crate::observability::metrics;
+use crate::models::info::SamplingDefaults;
+use crate::models::{ModelEntry, Status};
+use crate::observability::prometheus;
 use crate::response::{
     AnthropicModel, AnthropicModelList, DefaultParams, DefaultSamplers, DefaultSettings,
     HealthReport, HealthStatus, ListObject, Modalities, ModelCard, ModelExtras, ModelList,
@@ -108,8 +109,8 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Readiness>
 
 /// Figures for Prometheus.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match metrics::render(&app.metrics) {
-        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+    match prometheus::render(&app.metrics) {
+        Ok(page) => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], page).into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),
     }
 }

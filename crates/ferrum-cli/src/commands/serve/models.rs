@@ -292,7 +292,7 @@ fn load(
     (writing, places): (&Writing, u64),
 ) -> Outcome<(Runners, usize, Option<ServedVision>)> {
     let kv = load_model::kv_dtype(model, &args.cache);
-    let device = args.device.open(model)?;
+    let device = load_model::placement(&args.device, model)?;
     let drafts = drafts(args, model)?;
     let mut draft = match &drafts {
         Drafts::Model(draft) => {
@@ -543,7 +543,7 @@ mod tests {
         // Tensors stay where they are aligned.
         let rest = 64 - more.len() - entry("", 0).len();
         more.extend(entry(&"x".repeat(rest), 0));
-        let (head, tail) = load_model::DEMO.split_at(24);
+        let (head, tail) = crate::demo_model::DEMO.split_at(24);
         let (head, count) = head.split_at(16);
         let count = u64::from_le_bytes(count.try_into().unwrap()) + 2;
         let bytes = [head, &count.to_le_bytes(), &more, tail].concat();

@@ -7,7 +7,7 @@ use crate::models::model::Model;
 use crate::prompt::conversation::{
     ChatPrompt, Conversation, ToolChoice, set_effort, set_thinking, unread,
 };
-use crate::prompt::images;
+use crate::prompt::parts;
 use crate::request::{
     AnthropicChoice, AnthropicTool, Block, Body, ChoiceKind, Content, Format, Function,
     FunctionName, OutputConfig, Source, Speaker, Thinking, ThinkingKind, Turn, Turns, need,
@@ -238,7 +238,7 @@ impl Said {
     fn add_image(&mut self, image: Value) {
         let texts = std::mem::take(&mut self.texts);
         self.parts
-            .extend(texts.iter().map(|text| images::text_part(text)));
+            .extend(texts.iter().map(|text| parts::text_part(text)));
         self.parts.push(image);
     }
 
@@ -252,7 +252,7 @@ impl Said {
             (true, true) => {}
             (true, false) => out.push(json!({"role": "user", "content": texts.join("\n")})),
             (false, _) => {
-                parts.extend(texts.iter().map(|text| images::text_part(text)));
+                parts.extend(texts.iter().map(|text| parts::text_part(text)));
                 out.push(json!({"role": "user", "content": parts}));
             }
         }
@@ -272,7 +272,7 @@ fn image(block: Block, path: String) -> Value {
         Some(Source::Name(url)) => Some(url),
         None => None,
     };
-    images::part("image", path, url)
+    parts::image_part("image", path, url)
 }
 
 fn read_result(body: &mut Body, block: Block, path: &str) -> Result<Value> {

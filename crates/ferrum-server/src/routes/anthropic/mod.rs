@@ -9,8 +9,9 @@ use crate::generation::chat_output::{
 };
 use crate::generation::generation_stream::{GenerationEvent, GenerationStream};
 use crate::generation::options::{GenerationOptions, max_tokens, stop_strings};
-use crate::http::app::{App, fresh_id};
+use crate::http::app::App;
 use crate::http::sse::{self, EventText, StreamEncoder};
+use crate::ids::fresh_id;
 use crate::models::Lease;
 use crate::prompt::conversation::ChatPrompt;
 use crate::prompt::images;

@@ -6,7 +6,7 @@
 use crate::error::ApiError;
 use crate::http::app::App;
 use crate::prompt::conversation::unread;
-use crate::prompt::images;
+use crate::prompt::parts;
 use crate::request::{
     Body, Content, Function, FunctionName, ImageUrl, Input, Item, ItemPart, ResponseTool, Role,
     need,
@@ -153,16 +153,16 @@ fn is_image(part: &ItemPart) -> bool {
 /// What a user says about images, part by part.
 fn user_parts(content: Content<ItemPart>, path: &str) -> Result<Vec<Value>> {
     let parts = match content {
-        Content::Text(text) => return Ok(vec![images::text_part(&text)]),
+        Content::Text(text) => return Ok(vec![parts::text_part(&text)]),
         Content::Parts(parts) => parts.into_iter().enumerate(),
     };
     let read = parts.map(|(i, part)| {
         let path = format!("{path}[{i}]");
         if !is_image(&part) {
-            return Ok(images::text_part(&read_part(part, &path)?));
+            return Ok(parts::text_part(&read_part(part, &path)?));
         }
         let url = part.image_url.map(|ImageUrl(url)| url);
-        Ok(images::part(&part.r#type, path, url))
+        Ok(parts::image_part(&part.r#type, path, url))
     });
     read.collect()
 }

@@ -3,8 +3,10 @@
 use crate::error::ApiError;
 use crate::generation::chat_output::{Block, BlockKind, Blocks, ChatFinish};
 use crate::generation::logprobs::chat_entry;
-use crate::http::app::{App, fresh_id};
-use crate::models::model::{Model, unix_time};
+use crate::http::app::App;
+use crate::ids::fresh_id;
+use crate::ids::unix_time;
+use crate::models::model::Model;
 use crate::response::{
     CompletionTokensDetails, EmptyList, IncompleteDetails, IncompleteReason, PromptTokensDetails,
     Response, ResponseError, ResponseItem, ResponseObject, ResponsePart, ResponseStatus,
