@@ -7,7 +7,7 @@ use crate::ui::{self, Progress};
 use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
 use ferrum_client::hub::{Hub, HubConfig, PullEvent, Pulled, Retries};
-use ferrum_formats::hub::{HubCache, ModelName, Revision, Want};
+use ferrum_formats::hub::{DownloadScope, HubCache, ModelName, Revision};
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ pub(crate) fn in_cache(argument: &Path, args: &HubArgs) -> Outcome<Option<Refere
 
 /// Where a model lies that is given as a path or by name. What the cache has is taken as it is; what it
 /// lacks is fetched.
-pub(crate) fn locate(argument: &Path, args: &HubArgs, want: Want) -> Outcome<PathBuf> {
+pub(crate) fn locate(argument: &Path, args: &HubArgs, want: DownloadScope) -> Outcome<PathBuf> {
     let reference = match reference(argument)? {
         Some(reference) => Some(reference),
         None => in_cache(argument, args)?,
@@ -225,7 +225,7 @@ pub(crate) fn pull(reference: &Reference, args: &HubArgs) -> Outcome<Pulled> {
     let revision = reference.revision(args.revision.as_deref())?;
     let (hub, endpoint) = hub(args, cache(args.cache_dir.as_deref())?)?;
     reference.remark(&endpoint);
-    fetch(&hub, &reference.name, &revision, Want::Model)
+    fetch(&hub, &reference.name, &revision, DownloadScope::Model)
 }
 
 /// The cache: as the flag says, else the variables.
@@ -314,7 +314,7 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: Want) -> Outcome<Pulled> {
+fn fetch(hub: &Hub, name: &ModelName, revision: &Revision, want: DownloadScope) -> Outcome<Pulled> {
     let mut bar: Option<(Progress, u64)> = None;
     let pulled = hub.pull(name, revision, want, &mut |event| match event {
         PullEvent::Begin { file, total, done } => {

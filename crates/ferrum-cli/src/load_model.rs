@@ -10,7 +10,7 @@ use ferrum_engine::{
     HeadLoad, KeptWeights, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
 };
 use ferrum_formats::chat_template::ChatTemplate;
-use ferrum_formats::hub::Want;
+use ferrum_formats::hub::DownloadScope;
 use ferrum_formats::kv_blocks::KvBlockName;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
@@ -41,7 +41,11 @@ pub(crate) fn identity(model: &Model) -> String {
 
 /// The files at `path` or of that name.
 pub(crate) fn source(path: &Path, hub: &HubArgs) -> Outcome<ModelSource> {
-    Ok(ModelSource::open(hub::locate(path, hub, Want::Model)?)?)
+    Ok(ModelSource::open(hub::locate(
+        path,
+        hub,
+        DownloadScope::Model,
+    )?)?)
 }
 
 /// The tokenizer of an open model.
@@ -67,7 +71,7 @@ pub(crate) fn template_of(model: &Model, tokenizer: &Tokenizer) -> Outcome<Optio
 /// A tokenizer from a model, a vocabulary-only GGUF file or a folder with tokenizer files.
 pub(crate) fn tokenizer(path: Option<&Path>, hub: &HubArgs) -> Outcome<Tokenizer> {
     let path = path
-        .map(|path| hub::locate(path, hub, Want::Tokenizer))
+        .map(|path| hub::locate(path, hub, DownloadScope::Tokenizer))
         .transpose()?;
     Ok(match path.as_deref() {
         None => Tokenizer::from_gguf(&demo()?)?,
@@ -96,7 +100,7 @@ pub(crate) fn template(
         Ok(ChatTemplate::from_gguf(gguf, &Tokenizer::from_gguf(gguf)?)?)
     };
     let path = path
-        .map(|path| hub::locate(path, hub, Want::Tokenizer))
+        .map(|path| hub::locate(path, hub, DownloadScope::Tokenizer))
         .transpose()?;
     let path = path.as_deref();
     let found = match path {

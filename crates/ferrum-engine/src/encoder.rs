@@ -267,7 +267,7 @@ pub type EncoderAnswer = Vec<Vec<f32>>;
 
 impl TaskModel for Encoder {
     type Task = EncoderTask;
-    type Answer = EncoderAnswer;
+    type Output = EncoderAnswer;
 
     fn backend(&self) -> &'static str {
         self.inner.backend()

@@ -45,7 +45,7 @@ pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};
 pub use session::Session;
 pub use stop::StopMatcher;
-pub use tasks::{TaskAnswer, TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor};
+pub use tasks::{TaskConfig, TaskEngine, TaskHandle, TaskModel, TaskMonitor, TaskOutput};
 pub use tensor_parallel::{
     RankDevice, Ranks, check_shard, rank_options, serve_rank, shut_down_ranks,
 };

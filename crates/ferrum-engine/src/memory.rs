@@ -1,48 +1,48 @@
-//! How many tokens of KV cache the devices of a model have room for, and what to say where memory runs out.
+//! How many KV tokens fit into the memory of a model's devices, and errors for loads that run out of memory.
 
 use crate::{BackendKind, KvDtype, Placement};
 use ferrum_kernels::{DeviceInfo, DeviceMemory};
 use ferrum_models::{MemoryPlan, Model, RunnerConfig};
 use ferrum_types::Error;
 
-/// What of a device's memory a model may take.
+/// The share of a device's memory that a model may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryShare {
-    /// Part of a GPU's memory that all models may take together, as in vLLM's setting of this name.
+    /// Fraction of a GPU's memory that all models may use together, as in vLLM's setting of this name.
     pub gpu_memory_utilization: f64,
-    /// Models that share the memory.
-    pub places: u64,
+    /// Number of models that share the memory.
+    pub models_sharing: u64,
 }
 
-/// What a KV pool may take of a device that does not say how much memory it has.
+/// Bytes of a KV pool on a device whose memory is unknown.
 const KV_OF_UNKNOWN_MEMORY: u64 = 1 << 30;
 
 impl MemoryShare {
-    /// That of a model which shares the memory with no other.
+    /// The share of a model that does not share the memory.
     pub fn alone(gpu_memory_utilization: f64) -> Self {
         Self {
             gpu_memory_utilization,
-            places: 1,
+            models_sharing: 1,
         }
     }
 
-    /// Tokens of KV that a device has room for beside the rest of a plan.
+    /// Number of KV tokens that a device has room for besides the rest of a plan.
     ///
-    /// A GPU's memory is there for the model, so the cache takes all that is left of the share and of what is free. That of
-    /// the host is for other programs, too: half of what is left.
+    /// On a GPU the cache takes all that is left of the share and of the free memory. The host's memory is for other
+    /// programs, too, so the cache takes half of what is left.
     pub(crate) fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
-        let places = self.places.max(1);
+        let models = self.models_sharing.max(1);
         let fixed = plan.weights.saturating_add(plan.scratch);
         let fixed = fixed.saturating_add(plan.states);
         let room = match device.memory {
             Some(DeviceMemory { free, total }) if is_gpu(device) => {
                 let share = (total as f64 * self.gpu_memory_utilization) as u64;
-                (share / places).min(free).saturating_sub(fixed)
+                (share / models).min(free).saturating_sub(fixed)
             }
             Some(DeviceMemory { free, total }) => {
-                (total / places).min(free).saturating_sub(fixed) / 2
+                (total / models).min(free).saturating_sub(fixed) / 2
             }
-            None => KV_OF_UNKNOWN_MEMORY / places,
+            None => KV_OF_UNKNOWN_MEMORY / models,
         };
         let room = room.saturating_sub(plan.kv_windows);
         usize::try_from(room / plan.kv_per_token.max(1)).unwrap_or(usize::MAX)
@@ -54,7 +54,8 @@ fn is_gpu(device: &DeviceInfo) -> bool {
 }
 
 impl Placement {
-    /// Tokens of a KV cache of `kv` that every device has room for, with all else that a run with these sizes takes.
+    /// Number of tokens of a KV cache of `kv` that every device has room for, with all else that a run with these sizes
+    /// takes.
     pub fn kv_tokens(
         &self,
         model: &Model,
@@ -66,7 +67,7 @@ impl Placement {
         fits.min().unwrap_or(usize::MAX)
     }
 
-    /// [`kv_tokens`](Self::kv_tokens) of the GPUs that say how much memory they have; `None` where there is none.
+    /// [`kv_tokens`](Self::kv_tokens) of the GPUs that report their memory; `None` if there is none.
     pub fn gpu_kv_tokens(
         &self,
         model: &Model,
@@ -79,8 +80,8 @@ impl Placement {
         gpus.map(|(info, plan)| share.tokens(&plan, &info)).min()
     }
 
-    /// An error of a load with what the load was to take, if a device ran out of memory. `before` are the devices of the
-    /// stages as they were.
+    /// Adds the memory plan to the error of a load that ran out of memory. `before` are the devices of the stages before
+    /// the load.
     pub(crate) fn explained(
         &self,
         error: Error,
@@ -114,7 +115,7 @@ impl Placement {
     }
 }
 
-/// What a plan takes of which memory, and what would take less.
+/// Describes the memory of a plan, with a hint for reducing it.
 fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: usize) -> String {
     let of_memory = memory.map_or(String::new(), |DeviceMemory { free, total }| {
         let (free, total) = (gib(free), gib(total));
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_pool_is_bounded_by_the_memory_whether_it_is_known_or_not() {
-        for (backend, memory, places, tokens) in [
+        for (backend, memory, models_sharing, tokens) in [
             (CpuBackend::NAME, memory(12, 12), 1, 4 << 14),
             (CpuBackend::NAME, memory(12, 12), 2, 1 << 14),
             (CpuBackend::NAME, memory(6, 12), 1, 1 << 14),
@@ -187,10 +188,10 @@ mod tests {
             };
             let share = MemoryShare {
                 gpu_memory_utilization: 0.75,
-                places,
+                models_sharing,
             };
             let found = share.tokens(&PLAN, &device);
-            assert_eq!(found, tokens, "{backend} {memory:?} {places}");
+            assert_eq!(found, tokens, "{backend} {memory:?} {models_sharing}");
         }
     }
 

@@ -1,12 +1,12 @@
-//! Models that answer whole tasks, such as encoders: no tokens are generated step by step, so nothing is scheduled
-//! between them.
+//! Runs models that compute whole tasks, such as encoders: they generate no tokens step by step, so nothing is scheduled
+//! between steps.
 //!
-//! A [`TaskEngine`] owns a [`TaskModel`] on a thread of its own; everybody else has a [`TaskHandle`]. Tasks that wait when
-//! the model becomes free are computed together where the model says that they may be. A task whose
-//! [`ask`](TaskHandle::ask) was dropped is not computed. What fails, and how it is told, is as with an
-//! [`Engine`](crate::Engine): an error of the device or a panic ends the engine, and [`TaskMonitor::health`] says so.
+//! A [`TaskEngine`] owns a [`TaskModel`] on its own thread; clients have a [`TaskHandle`]. Tasks that wait when
+//! the model becomes free are computed together if the model allows it. A task whose
+//! [`submit`](TaskHandle::submit) was dropped is not computed. Failures are handled as in an
+//! [`Engine`](crate::Engine): an error of the device or a panic ends the engine, and [`TaskMonitor::health`] reports it.
 
-use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Watchdog, panic_words};
+use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Watchdog, panic_message};
 use ferrum_types::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -18,32 +18,32 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// A model that answers whole tasks.
+/// A model that computes whole tasks.
 pub trait TaskModel: Send + 'static {
-    /// What it is asked.
+    /// The input of a task.
     type Task: Send + 'static;
-    /// What it answers.
-    type Answer: Send + 'static;
+    /// The output of a task.
+    type Output: Send + 'static;
 
     /// Name of the backend.
     fn backend(&self) -> &'static str;
 
-    /// Tokens of a task, for the figures.
+    /// Number of tokens of a task, for the statistics.
     fn tokens(task: &Self::Task) -> usize;
 
     /// Whether `next` may be computed together with tasks of `tokens` tokens in all, of which `first` is one.
     fn joins(&self, first: &Self::Task, next: &Self::Task, tokens: usize) -> bool;
 
-    /// Computes tasks, and gives their answers in order. Between its steps it calls `step`; when that says
-    /// [`ControlFlow::Break`], nobody waits for the answers any more, and it may give fewer.
+    /// Computes tasks, and returns their outputs in order. Between its steps it calls `step`. When that returns
+    /// [`ControlFlow::Break`], all callers have stopped waiting, and it may return fewer outputs.
     ///
     /// # Errors
-    /// `InvalidArgument` and `ContextOverflow` are the tasks' fault; anything else ends the engine.
+    /// `InvalidArgument` and `ContextOverflow` fail the tasks; anything else ends the engine.
     fn run(
         &mut self,
         tasks: &[Self::Task],
         step: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<Vec<Self::Answer>>;
+    ) -> Result<Vec<Self::Output>>;
 }
 
 /// Settings of a [`TaskEngine`].
@@ -51,17 +51,17 @@ pub trait TaskModel: Send + 'static {
 pub struct TaskConfig {
     /// Most tasks that wait.
     pub max_waiting: usize,
-    /// After which time without the end of a step the engine is stalled.
+    /// How long a step may take before the engine counts as stalled.
     pub stall_after: Duration,
-    /// What it goes by.
+    /// Clock for timeouts.
     pub clock: Clock,
 }
 
-/// What a task got.
+/// Output of a task, and its times.
 #[derive(Clone, Debug)]
-pub struct TaskAnswer<A> {
-    /// The model's answer.
-    pub answer: A,
+pub struct TaskOutput<T> {
+    /// The model's output.
+    pub output: T,
     /// How long the task waited.
     pub queued: Duration,
     /// How long it was computed.
@@ -71,8 +71,8 @@ pub struct TaskAnswer<A> {
 struct Submission<M: TaskModel> {
     task: M::Task,
     priority: i8,
-    came: Duration,
-    reply: oneshot::Sender<std::result::Result<TaskAnswer<M::Answer>, EngineError>>,
+    arrived_at: Duration,
+    reply: oneshot::Sender<std::result::Result<TaskOutput<M::Output>, EngineError>>,
 }
 
 enum Command<M: TaskModel> {
@@ -141,7 +141,7 @@ impl<M: TaskModel> TaskEngine<M> {
         })
     }
 
-    /// A handle for whoever has tasks.
+    /// A handle for submitting tasks.
     pub fn handle(&self) -> TaskHandle<M> {
         self.handle.clone()
     }
@@ -152,18 +152,18 @@ impl<M: TaskModel> Drop for TaskEngine<M> {
         // An engine that has ended reads no commands.
         let _ = self.handle.commands.send(Command::Shutdown);
         if let Some(thread) = self.thread.take() {
-            // Its panics are caught and told inside.
+            // The thread catches and reports its own panics.
             let _ = thread.join();
         }
     }
 }
 
-/// How a [`TaskEngine`] does, whatever it runs.
+/// Health and statistics of a [`TaskEngine`].
 #[derive(Clone, Debug)]
 pub struct TaskMonitor(Arc<Shared>);
 
 impl TaskMonitor {
-    /// What the engine did and is doing. What is about caches and generated tokens is 0.
+    /// Statistics of the engine. Those of caches and generated tokens are 0.
     pub fn stats(&self) -> EngineStats {
         let stats = *self.0.stats();
         EngineStats {
@@ -172,7 +172,7 @@ impl TaskMonitor {
         }
     }
 
-    /// Whether steps end. An engine without tasks is alive.
+    /// Whether steps complete. An engine without tasks is alive.
     pub fn health(&self) -> Health {
         let shared = &self.0;
         match &*shared.phase.borrow() {
@@ -180,14 +180,14 @@ impl TaskMonitor {
             Phase::Stopped => return Health::Stopped,
             Phase::Running | Phase::Draining => {}
         }
-        let (since_step, waited) = shared.watchdog.look(shared.config.clock.now());
+        let (since_step, waited) = shared.watchdog.poll(shared.config.clock.now());
         match waited {
             Some(waited) if waited > shared.config.stall_after => Health::Stalled { waited },
             _ => Health::Alive { since_step },
         }
     }
 
-    /// Why the engine takes nothing more, if it broke.
+    /// Why the engine failed, if it did.
     pub fn failure(&self) -> Option<String> {
         match &*self.0.phase.borrow() {
             Phase::Failed(reason) => Some(reason.clone()),
@@ -195,7 +195,7 @@ impl TaskMonitor {
         }
     }
 
-    /// Waits until the engine has ended, for whatever reason.
+    /// Waits until the engine has ended, for any reason.
     pub async fn stopped(&self) {
         let mut phase = self.0.phase.subscribe();
         // The sender lives as long as this monitor.
@@ -205,7 +205,7 @@ impl TaskMonitor {
     }
 }
 
-/// A way to a [`TaskEngine`], for many threads.
+/// A handle of a [`TaskEngine`] for many threads.
 pub struct TaskHandle<M: TaskModel> {
     monitor: TaskMonitor,
     commands: Sender<Command<M>>,
@@ -227,12 +227,12 @@ impl<M: TaskModel> std::fmt::Debug for TaskHandle<M> {
 }
 
 impl<M: TaskModel> TaskHandle<M> {
-    /// How the engine does.
+    /// Health and statistics of the engine.
     pub fn monitor(&self) -> &TaskMonitor {
         &self.monitor
     }
 
-    /// Takes nothing new, and stops when all tasks have ended.
+    /// Refuses new tasks, and stops when all tasks have ended.
     pub fn drain(&self) {
         self.monitor.0.phase.send_if_modified(|phase| {
             let running = *phase == Phase::Running;
@@ -244,17 +244,17 @@ impl<M: TaskModel> TaskHandle<M> {
         let _ = self.commands.send(Command::Drain);
     }
 
-    /// Has the model answer a task; a higher priority goes first. Dropping what this gives takes the task back.
+    /// Submits a task and waits for its output; a higher priority goes first. Dropping the future cancels the task.
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] when the queue is full, [`EngineError::ShuttingDown`] and [`EngineError::Failed`]
-    /// when the engine takes nothing more; [`EngineError::Invalid`] and [`EngineError::ContextOverflow`] for a task that
-    /// the model does not take.
-    pub async fn ask(
+    /// when the engine accepts no tasks; [`EngineError::Invalid`] and [`EngineError::ContextOverflow`] for a task that
+    /// the model refuses.
+    pub async fn submit(
         &self,
         task: M::Task,
         priority: i8,
-    ) -> std::result::Result<TaskAnswer<M::Answer>, EngineError> {
+    ) -> std::result::Result<TaskOutput<M::Output>, EngineError> {
         let shared = &self.monitor.0;
         if let Some(refusal) = shared.phase.borrow().refusal() {
             return Err(refusal);
@@ -266,34 +266,34 @@ impl<M: TaskModel> TaskHandle<M> {
             tracing::warn!(waiting, limit, "queue full, task refused");
             return Err(EngineError::Overloaded { waiting, limit });
         }
-        let came = shared.config.clock.now();
-        shared.watchdog.work_came(came);
-        let (reply, answer) = oneshot::channel();
-        // If nobody reads it, the reply is dropped with it.
+        let arrived_at = shared.config.clock.now();
+        shared.watchdog.work_arrived(arrived_at);
+        let (reply, received) = oneshot::channel();
+        // If the engine has ended, the reply is dropped with the task.
         let _ = self.commands.send(Command::Submit(Submission {
             task,
             priority,
-            came,
+            arrived_at,
             reply,
         }));
-        if let Ok(answer) = answer.await {
-            return answer;
+        if let Ok(outcome) = received.await {
+            return outcome;
         }
-        // A reply is dropped by an engine that ends, which then says why.
+        // An engine that ends drops the reply and sets the reason.
         self.monitor.stopped().await;
         let refusal = shared.phase.borrow().refusal();
         Err(refusal.unwrap_or(EngineError::ShuttingDown))
     }
 }
 
-/// What the thread has.
+/// State of the engine's thread.
 struct TaskLoop<M: TaskModel> {
     model: M,
     shared: Arc<Shared>,
     inbox: Receiver<Command<M>>,
-    /// By priority, then as they came.
+    /// By priority, then by arrival.
     waiting: VecDeque<Submission<M>>,
-    /// Whether it ends when nothing waits.
+    /// Whether it ends when no task waits.
     ends: bool,
 }
 
@@ -304,7 +304,7 @@ impl<M: TaskModel> TaskLoop<M> {
         let reason = match ended {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(panic) => Some(format!("a task panicked: {}", panic_words(&*panic))),
+            Err(panic) => Some(format!("a task panicked: {}", panic_message(&*panic))),
         };
         match &reason {
             None => tracing::debug!(backend, "engine stopped"),
@@ -312,7 +312,7 @@ impl<M: TaskModel> TaskLoop<M> {
         }
         let phase = reason.map_or(Phase::Stopped, Phase::Failed);
         self.shared.phase.send_replace(phase);
-        // Replies that are dropped tell the phase.
+        // Dropped replies make their callers read the phase.
         self.waiting.clear();
         while self.inbox.try_recv().is_ok() {}
         self.shared.queued.store(0, Ordering::Release);
@@ -344,7 +344,7 @@ impl<M: TaskModel> TaskLoop<M> {
         }
     }
 
-    /// Whether it goes on.
+    /// Executes a command. Returns whether to continue.
     fn take(&mut self, command: Command<M>) -> bool {
         match command {
             Command::Submit(new) => {
@@ -358,7 +358,7 @@ impl<M: TaskModel> TaskLoop<M> {
         true
     }
 
-    /// The next tasks that are computed together; none where nobody waits for the next one any more.
+    /// The next tasks to be computed together; none if their callers have stopped waiting.
     fn next_batch(&mut self) -> Vec<Submission<M>> {
         let mut batch: Vec<Submission<M>> = Vec::new();
         let mut tokens = 0;
@@ -391,7 +391,7 @@ impl<M: TaskModel> TaskLoop<M> {
         let (mut tasks, mut replies) = (Vec::new(), Vec::new());
         for one in batch {
             tasks.push(one.task);
-            replies.push((one.came, one.reply));
+            replies.push((one.arrived_at, one.reply));
         }
         let tokens: usize = tasks.iter().map(M::tokens).sum();
         {
@@ -409,7 +409,7 @@ impl<M: TaskModel> TaskLoop<M> {
                 false => ControlFlow::Continue(()),
             }
         };
-        let answers = self.model.run(&tasks, &mut step);
+        let outputs = self.model.run(&tasks, &mut step);
         let now = shared.config.clock.now();
         end_step(shared, last, now);
         {
@@ -419,13 +419,13 @@ impl<M: TaskModel> TaskLoop<M> {
             stats.step_sizes.add(tokens);
             stats.finished_requests += replies.len() as u64;
         }
-        let fault = match answers {
-            Ok(answers) => {
-                for ((came, reply), answer) in replies.into_iter().zip(answers) {
-                    // Who asked may have gone.
-                    let _ = reply.send(Ok(TaskAnswer {
-                        answer,
-                        queued: began.saturating_sub(came),
+        let fault = match outputs {
+            Ok(outputs) => {
+                for ((arrived_at, reply), output) in replies.into_iter().zip(outputs) {
+                    // The caller may have stopped waiting.
+                    let _ = reply.send(Ok(TaskOutput {
+                        output,
+                        queued: began.saturating_sub(arrived_at),
                         computed: now.saturating_sub(began),
                     }));
                 }
@@ -440,7 +440,7 @@ impl<M: TaskModel> TaskLoop<M> {
     }
 }
 
-/// Books a step that ended `now`.
+/// Records a step that ended `now`.
 fn end_step(shared: &Shared, began: Duration, now: Duration) {
     shared.watchdog.step_ended(now);
     let mut stats = shared.stats();
@@ -452,7 +452,7 @@ fn end_step(shared: &Shared, began: Duration, now: Duration) {
     stats.last_step = now;
 }
 
-/// What is told of an error that is the tasks' fault; the others are given back.
+/// The error for callers, if the tasks caused it; returns other errors.
 fn fault_of_tasks(error: Error) -> Result<EngineError> {
     match error {
         Error::ContextOverflow {

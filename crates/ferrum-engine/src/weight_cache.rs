@@ -6,7 +6,8 @@
 
 use crate::priority::set_nice;
 use ferrum_formats::weight_cache::{
-    CacheKey, EntryName, Found, NewEntry, PackedFile, Room, WeightCache, Writer, entry_name,
+    CacheKey, CacheLookup, EntryName, NewEntry, PackedFile, WeightCache, WriteReservation, Writer,
+    entry_name,
 };
 use ferrum_kernels::cpu::{CpuBackend, PackedEntry, PackedKey, PackedStore, SharedBytes};
 use ferrum_models::Model;
@@ -154,9 +155,9 @@ impl LoadStore {
         let key = CacheKey::new(files, layout);
         let found = cache.find(&key, threads).map_err(|e| e.to_string())?;
         let (file, damaged) = match found {
-            Found::Ready(file) => (Some(populated(file)), None),
-            Found::Absent => (None, None),
-            Found::Damaged(fault) => (None, Some(fault.to_string())),
+            CacheLookup::Ready(file) => (Some(populated(file)), None),
+            CacheLookup::Absent => (None, None),
+            CacheLookup::Damaged(fault) => (None, Some(fault.to_string())),
         };
         Ok(Self {
             cache: cache.clone(),
@@ -181,10 +182,12 @@ impl LoadStore {
         }
         let all = |entries: &[NewEntry<'_>]| entries.iter().map(NewEntry::bytes).sum();
         let bytes = with_entries(&loaded.entries, all);
-        let writer = match self.cache.room(&self.key, bytes) {
-            Ok(Room::Granted(writer)) => writer,
-            Ok(Room::Busy) => return KeptWeights::skipped("another process is writing them"),
-            Ok(Room::Refused(reason)) => return KeptWeights::skipped(reason),
+        let writer = match self.cache.reserve(&self.key, bytes) {
+            Ok(WriteReservation::Granted(writer)) => writer,
+            Ok(WriteReservation::Busy) => {
+                return KeptWeights::skipped("another process is writing them");
+            }
+            Ok(WriteReservation::Refused(reason)) => return KeptWeights::skipped(reason),
             Err(fault) => return KeptWeights::skipped(fault.to_string()),
         };
         let write = Write {

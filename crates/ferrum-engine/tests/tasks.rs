@@ -16,7 +16,7 @@ struct Doubler {
 
 impl TaskModel for Doubler {
     type Task = u32;
-    type Answer = (u32, usize);
+    type Output = (u32, usize);
 
     fn backend(&self) -> &'static str {
         "test"
@@ -66,7 +66,7 @@ type Asked<'a> =
 /// A task that has been handed in.
 fn ask(handle: &TaskHandle<Doubler>, task: u32, priority: i8) -> Asked<'_> {
     let mut asked: Asked<'_> =
-        Box::pin(async move { Ok(handle.ask(task, priority).await?.answer) });
+        Box::pin(async move { Ok(handle.submit(task, priority).await?.output) });
     let mut cx = Context::from_waker(Waker::noop());
     assert!(asked.as_mut().poll(&mut cx).is_pending());
     asked
@@ -117,7 +117,7 @@ fn a_full_queue_and_a_bad_task_are_told_and_cost_nobody_else() {
     let bad = ask(&handle, 1, 0);
     until_running(&handle);
     let waiting: Vec<_> = [2, 4, 6, 8].map(|n| ask(&handle, n, 0)).into();
-    let refused = wait(Box::pin(async { Ok(handle.ask(2, 0).await?.answer) }));
+    let refused = wait(Box::pin(async { Ok(handle.submit(2, 0).await?.output) }));
     let (waiting_now, limit) = (4, 4);
     assert_eq!(
         refused,
@@ -159,7 +159,7 @@ fn a_drained_engine_ends_its_tasks_and_takes_no_more() {
     let handle = engine.handle();
     let asked = ask(&handle, 8, 0);
     handle.drain();
-    let refused = wait(Box::pin(async { Ok(handle.ask(2, 0).await?.answer) }));
+    let refused = wait(Box::pin(async { Ok(handle.submit(2, 0).await?.output) }));
     assert_eq!(refused, Err(EngineError::ShuttingDown));
     open.send(()).unwrap();
     assert_eq!(wait(asked), Ok((16, 1)));

@@ -163,7 +163,7 @@ impl MpiRank {
     }
 
     /// Fails the group when `result` is an error.
-    fn or_abort(&self, result: Result<()>) -> Result<()> {
+    fn fail_group_on_error(&self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             self.abort(&error.to_string());
         }
@@ -226,7 +226,7 @@ impl MpiRank {
         let room = own.room(HEADER + bytes);
         let room = room.ok_or_else(|| Error::invalid(NAME, "a part is being sent"))?;
         room[..HEADER].copy_from_slice(header);
-        self.or_abort(fill(&mut room[HEADER..]))?;
+        self.fail_group_on_error(fill(&mut room[HEADER..]))?;
         let mut calls = self.calls();
         for rank in self.others() {
             if let Err(error) = calls.comm.send(own, rank, DATA) {
@@ -366,7 +366,7 @@ impl GroupTransport for MpiRank {
         collective.sequence += 1;
         collective.arrivals.fill(Arrival::Pending);
         drop(collective);
-        self.or_abort(taken)
+        self.fail_group_on_error(taken)
     }
 
     fn abort(&self, reason: &str) {

@@ -4,7 +4,7 @@ use crate::args::{CacheClearArgs, CacheListArgs, HubArgs};
 use crate::failure::Outcome;
 use crate::ui::{human_bytes, say, show, show_json};
 use crate::{hub, weight_cache};
-use ferrum_formats::hub::Want;
+use ferrum_formats::hub::DownloadScope;
 use ferrum_formats::weight_cache::{CachedWeights, WeightState};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -90,7 +90,7 @@ pub(crate) fn clear(args: &CacheClearArgs) -> Outcome {
         ..HubArgs::default()
     };
     let model = args.model.as_deref();
-    let model = model.map(|model| hub::locate(model, &hub, Want::Model));
+    let model = model.map(|model| hub::locate(model, &hub, DownloadScope::Model));
     let (count, bytes) = cache.clear(model.transpose()?.as_deref())?;
     let plural = if count == 1 { "" } else { "s" };
     say(&format!(

@@ -6,7 +6,7 @@ use crate::hub;
 use crate::ui::{human_bytes, say, say_always, show, show_json};
 use ferrum_formats::Shown;
 use ferrum_formats::hub::{
-    CachedModel, CachedRepo, CachedSnapshot, HubCache, ModelName, Revision, Want,
+    CachedModel, CachedRepo, CachedSnapshot, DownloadScope, HubCache, ModelName, Revision,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -86,7 +86,7 @@ fn snapshot_rows(repo: &CachedRepo, snapshot: &CachedSnapshot) -> Vec<[String; 3
                 file: None,
             },
             &Revision::from(snapshot.commit.clone()),
-            Want::Model,
+            DownloadScope::Model,
         );
         let state = match (complete, weights) {
             (Ok(Some(_)), _) => "",

@@ -16,7 +16,9 @@ use crate::http::{Client, Proxy, Request, Timeouts, Url, header};
 use crate::{ClientError, Result};
 use api::Listing;
 use ferrum_formats::Safetensors;
-use ferrum_formats::hub::{CachedRepo, HubCache, ModelName, Revision, Want, Weights, choose};
+use ferrum_formats::hub::{
+    CachedRepo, DownloadScope, HubCache, ModelName, Revision, Weights, choose,
+};
 use fetch::Fetch;
 use std::path::PathBuf;
 
@@ -101,7 +103,7 @@ impl Hub {
         &self,
         model: &ModelName,
         revision: &Revision,
-        want: Want,
+        want: DownloadScope,
         watch: &mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Pulled> {
         self.runtime
@@ -112,7 +114,7 @@ impl Hub {
         &self,
         model: &ModelName,
         revision: &Revision,
-        want: Want,
+        want: DownloadScope,
         watch: &mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Pulled> {
         if self.config.token.is_some() && !self.may_have_token() {

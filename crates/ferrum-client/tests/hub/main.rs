@@ -7,7 +7,7 @@ mod support;
 use ferrum_client::ClientError;
 use ferrum_client::http::{Proxy, Timeouts, Url};
 use ferrum_client::hub::{Hub, HubConfig, PullEvent, Pulled, Retries};
-use ferrum_formats::hub::{Commit, HubCache, ModelName, Revision, Want};
+use ferrum_formats::hub::{Commit, DownloadScope, HubCache, ModelName, Revision};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use support::{FakeHub, commit, etag};
@@ -86,7 +86,7 @@ impl Setup {
             ModelName::parse(name).unwrap(),
             Revision::parse(revision).unwrap(),
         );
-        hub.pull(&name, &revision, Want::Model, &mut |event| {
+        hub.pull(&name, &revision, DownloadScope::Model, &mut |event| {
             if let PullEvent::Note(note) = event {
                 self.notes.push(note);
             }
@@ -107,7 +107,7 @@ impl Setup {
             Revision::parse(revision).unwrap(),
         );
         let repo = self.config.cache.repo(&name.repo);
-        repo.find(&name, &revision, Want::Model).unwrap()
+        repo.find(&name, &revision, DownloadScope::Model).unwrap()
     }
 
     fn incomplete(&self) -> PathBuf {
@@ -193,7 +193,12 @@ fn only_the_tokenizer_comes_without_weights() {
     let hub = Hub::new(setup.config.clone()).unwrap();
     let name = ModelName::parse(REPO).unwrap();
     let pulled = hub
-        .pull(&name, &Revision::default(), Want::Tokenizer, &mut |_| ())
+        .pull(
+            &name,
+            &Revision::default(),
+            DownloadScope::Tokenizer,
+            &mut |_| (),
+        )
         .unwrap();
     assert!(pulled.path.join("tokenizer.json").exists());
     assert_eq!(pulled.fetched, 2);
@@ -434,8 +439,13 @@ fn several_at_once_fetch_once() {
                 scope.spawn(move || {
                     let name = ModelName::parse("org/gguf").unwrap();
                     let hub = Hub::new(config).unwrap();
-                    hub.pull(&name, &Revision::default(), Want::Model, &mut |_| ())
-                        .unwrap()
+                    hub.pull(
+                        &name,
+                        &Revision::default(),
+                        DownloadScope::Model,
+                        &mut |_| (),
+                    )
+                    .unwrap()
                 })
             })
             .collect();
@@ -597,7 +607,7 @@ fn progress_is_told_in_order() {
     hub.pull(
         &name,
         &Revision::default(),
-        Want::Model,
+        DownloadScope::Model,
         &mut |event| match event {
             PullEvent::Begin { file, total, done } => {
                 assert_eq!((file, total, done), ("x-Q4_K_M.gguf", Some(100_000), 0));

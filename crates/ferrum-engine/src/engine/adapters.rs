@@ -1,5 +1,4 @@
-//! LoRA adapters of a running engine: loaded beside the steps, taken between two of them, forgotten when
-//! nobody uses them any more.
+//! Loads LoRA adapters in the background, installs them between steps and frees them after their last request.
 
 use super::step_loop::StepLoop;
 use super::{Command, EngineError, EngineHandle, Request, Shared};
@@ -11,18 +10,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// An adapter on its way to the engine's thread.
+/// A loaded adapter that is sent to the engine's thread.
 pub(super) struct NewAdapter {
     id: AdapterId,
     adapter: LoadedAdapter,
     done: oneshot::Sender<Result<(), EngineError>>,
 }
 
-/// Where an adapter on the runner is in its life.
+/// State of an adapter on the runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdapterState {
     Usable,
-    /// Stays for the requests that have it.
+    /// Stays until its last request ends; new requests cannot use it.
     Retired,
 }
 
@@ -34,7 +33,7 @@ impl Shared {
         adapters.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds the adapter of a request against those that are there.
+    /// Checks that the adapter of a request is loaded.
     pub(super) fn check_adapter(&self, request: &Request) -> Result<(), EngineError> {
         match request.adapter {
             Some(id) if !self.adapters().contains(&id) => Err(unknown(id)),
@@ -65,44 +64,44 @@ impl EngineHandle {
             return Err(refusal);
         }
         let id = AdapterId(shared.next_adapter.fetch_add(1, Ordering::Relaxed));
-        let (done, answer) = oneshot::channel();
+        let (done, result) = oneshot::channel();
         let engine = self.clone();
         let load = move || engine.load_here(id, &folder, done);
         let thread = std::thread::Builder::new().name("ferrum-adapter".into());
         thread
             .spawn(load)
             .map_err(|e| refused(format!("cannot start a thread: {e}")))?;
-        answer.await.unwrap_or_else(|_| Err(self.ending()))?;
+        result.await.unwrap_or_else(|_| Err(self.end_error()))?;
         Ok(id)
     }
 
-    /// Loads an adapter on this thread and hands it to the engine, which says how that went.
+    /// Loads an adapter on this thread and sends it to the engine, which reports the result through `done`.
     fn load_here(
         &self,
         id: AdapterId,
         folder: &LoraFolder,
         done: oneshot::Sender<Result<(), EngineError>>,
     ) {
-        // Nothing is behind the lock that a panic could leave half done.
-        let turn = self.shared.adapter_loading.lock();
-        let turn = turn.unwrap_or_else(PoisonError::into_inner);
+        // The lock protects no state that a panic could leave inconsistent.
+        let loading = self.shared.adapter_loading.lock();
+        let loading = loading.unwrap_or_else(PoisonError::into_inner);
         let loaded = self.shared.adapter_loader.load(folder);
-        drop(turn);
+        drop(loading);
         match loaded {
             Ok(adapter) => {
                 let new = NewAdapter { id, adapter, done };
-                // If nobody reads it, there is no answer.
+                // An engine that has ended drops `done`.
                 let _ = self.commands.send(Command::AddAdapter(Box::new(new)));
             }
             Err(error) => {
-                // Whoever wanted it may have gone.
+                // The caller may have stopped waiting.
                 let _ = done.send(Err(refused(error.to_string())));
             }
         }
     }
 
-    /// Refuses new requests with an adapter; requests that have it go on, and with the last of them its
-    /// memory is free. Whether it was there.
+    /// Refuses new requests with an adapter. Requests that use it continue, and its memory is freed after the last of
+    /// them. Returns whether it was loaded.
     pub fn unload_adapter(&self, id: AdapterId) -> bool {
         let known = self.shared.adapters().remove(&id);
         if known {
@@ -116,7 +115,7 @@ impl EngineHandle {
 impl StepLoop<'_> {
     pub(super) fn add_adapter(&mut self, new: NewAdapter) {
         let added = self.runner.add_adapter(new.id, new.adapter);
-        let answer = match added {
+        let result = match added {
             Ok(()) => {
                 self.adapters.insert(new.id, AdapterState::Usable);
                 self.shared.adapters().insert(new.id);
@@ -124,14 +123,14 @@ impl StepLoop<'_> {
             }
             Err(error) => Err(refused(error.to_string())),
         };
-        if new.done.send(answer).is_err() {
-            // Whoever wanted it has gone, and nobody else knows its name.
+        if new.done.send(result).is_err() {
+            // The caller stopped waiting, and no one else knows the id.
             self.shared.adapters().remove(&new.id);
             self.retire_adapter(new.id);
         }
     }
 
-    /// From here on no request comes that names the adapter: those before this command have come.
+    /// Retires an adapter. No later request names it: requests that do were sent before this command.
     pub(super) fn retire_adapter(&mut self, id: AdapterId) {
         if let Some(state) = self.adapters.get_mut(&id) {
             *state = AdapterState::Retired;
@@ -139,7 +138,7 @@ impl StepLoop<'_> {
         self.forget_adapters();
     }
 
-    /// An adapter may have gone between the door and here.
+    /// Checks again that the adapter is there: it may have been unloaded after [`check_adapter`](Shared::check_adapter).
     pub(super) fn find_adapter(&self, request: &Request) -> Result<(), EngineError> {
         match request.adapter {
             Some(id) if !self.adapters.contains_key(&id) => Err(unknown(id)),
@@ -147,12 +146,13 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Forgets retired adapters that no request has, and no step in flight.
+    /// Unloads retired adapters that neither a request nor the step in flight uses.
     pub(super) fn forget_adapters(&mut self) {
-        let (runner, open, flight) = (&mut self.runner, &self.open, &self.flight);
+        let (runner, requests, in_flight) = (&mut self.runner, &self.requests, &self.in_flight);
         self.adapters.retain(|&id, state| {
-            let in_flight = || flight.as_ref().is_some_and(|f| f.has_adapter(id));
-            let used = || open.values().any(|o| o.adapter == Some(id)) || in_flight();
+            let in_step = || in_flight.as_ref().is_some_and(|step| step.has_adapter(id));
+            let mut adapters = requests.values().map(|request| request.adapter);
+            let mut used = || adapters.any(|adapter| adapter == Some(id)) || in_step();
             let keep = *state == AdapterState::Usable || used();
             if !keep {
                 runner.unload_adapter(id);

@@ -1,8 +1,8 @@
-//! What comes in: sequences of a request, and their first step.
+//! Admits requests: creates a sequence for each choice, and records first steps and preemptions.
 
-use super::answer::{Answer, AnswerText};
-use super::lookup::PromptLookup;
-use super::pooling::{Pool, Pooling};
+use super::choice::{ChoiceState, OutputText};
+use super::pooling::{Pooling, PoolingState};
+use super::prompt_lookup::PromptLookup;
 use super::request::{EngineError, Event, Submission, Usage};
 use super::stats::Progress;
 use super::step_loop::StepLoop;
@@ -17,8 +17,8 @@ use tokio::sync::mpsc::Sender;
 /// A request that has not ended.
 pub(super) struct RequestState {
     pub(super) events: Sender<Event>,
-    pub(super) came: Duration,
-    /// Told to whoever waits for it.
+    pub(super) arrived_at: Duration,
+    /// Shared with the event stream.
     pub(super) progress: Arc<Progress>,
     /// Choices that have not ended.
     pub(super) seqs: Vec<SeqId>,
@@ -31,14 +31,14 @@ pub(super) struct RequestState {
 }
 
 impl StepLoop<'_> {
-    /// Makes sequences of a request.
-    pub(super) fn open(&mut self, submission: &Submission) {
+    /// Creates the sequences of a request.
+    pub(super) fn admit_request(&mut self, submission: &Submission) {
         let request = &submission.request;
-        // The handle said so before, and an engine that was about to rest may have wiped it out.
-        self.shared.watchdog.work_came(submission.came);
-        let open = RequestState {
+        // The handle set this before, but an engine that became idle meanwhile may have cleared it.
+        self.shared.watchdog.work_arrived(submission.arrived_at);
+        let state = RequestState {
             events: submission.events.clone(),
-            came: submission.came,
+            arrived_at: submission.arrived_at,
             progress: Arc::clone(&submission.progress),
             seqs: Vec::with_capacity(request.n),
             adapter: request.adapter,
@@ -50,15 +50,15 @@ impl StepLoop<'_> {
             prompt_logprobs: request.prompt_logprobs,
             prompt_rows: 0,
         };
-        self.open.insert(submission.id, open);
+        self.requests.insert(submission.id, state);
         if let Err(error) = self.find_adapter(request) {
             self.shared.queued.fetch_sub(request.n, Ordering::AcqRel);
             return self.fail_request(submission.id, error);
         }
-        for choice in 0..request.n {
-            if let Err(error) = self.add_choice(submission, choice) {
-                // All was checked at the door, so this is a fault of the engine's; the request is told.
-                let missing = request.n - choice;
+        for index in 0..request.n {
+            if let Err(error) = self.add_choice(submission, index) {
+                // `submit` has checked the request, so this is a bug in the engine; the request fails.
+                let missing = request.n - index;
                 self.shared.queued.fetch_sub(missing, Ordering::AcqRel);
                 let failed = EngineError::Failed(error.to_string());
                 self.fail_request(submission.id, failed);
@@ -67,14 +67,14 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Makes a sequence of one choice. The first computes the prompt, the others wait for it.
-    fn add_choice(&mut self, submission: &Submission, choice: usize) -> Result<()> {
+    /// Creates the sequence of one choice. The first computes the prompt, the others wait for it.
+    fn add_choice(&mut self, submission: &Submission, index: usize) -> Result<()> {
         let (id, request) = (submission.id, &submission.request);
         let generation = &request.generation;
-        let sampler = generation.sampler(request.prompt.len(), choice as u64)?;
+        let sampler = generation.sampler(request.prompt.len(), index as u64)?;
         let spec = self.runner.spec();
         let (depends, dim) = (spec.depends_on_length(), spec.hidden_size);
-        let siblings = self.open.get(&id).map(|open| &open.seqs);
+        let siblings = self.requests.get(&id).map(|state| &state.seqs);
         let seq = SeqId(self.next_seq);
         self.next_seq += 1;
         self.scheduler.add(NewSequence {
@@ -91,61 +91,64 @@ impl StepLoop<'_> {
             },
             prompt_logits: match request.pooling {
                 Some(pooling) => pooling != Pooling::Last,
-                None => choice == 0 && request.prompt_logprobs.is_some(),
+                None => index == 0 && request.prompt_logprobs.is_some(),
             },
             hidden: request.pooling.is_some(),
             leader: siblings.and_then(|seqs| seqs.first().copied()),
             max_tokens: self.shared.limits.most_tokens(request),
         })?;
-        let answer = Answer {
+        let choice = ChoiceState {
             request: id,
-            choice,
+            index,
             sampler,
             text: self
                 .tokenizer
-                .map(|tokenizer| AnswerText::new(tokenizer, request)),
+                .map(|tokenizer| OutputText::new(tokenizer, request)),
             guide: request
                 .grammar
                 .as_ref()
                 .map(|grammar| grammar.guide(&request.generation.stop_tokens)),
-            whole: false,
+            grammar_complete: false,
             stops: generation.stop_matcher(),
             logprobs: request.logprobs,
             max_tokens: self.shared.limits.most_tokens(request),
             generated: 0,
-            pool: request.pooling.map(|pooling| Pool::new(pooling, dim)),
+            pooling: request
+                .pooling
+                .map(|pooling| PoolingState::new(pooling, dim)),
             lookup: (request.draft_tokens > 0).then(|| PromptLookup::new(request.draft_tokens)),
             admitted: false,
         };
-        self.answers.insert(seq, answer);
-        if let Some(open) = self.open.get_mut(&id) {
-            open.seqs.push(seq);
+        self.choices.insert(seq, choice);
+        if let Some(state) = self.requests.get_mut(&id) {
+            state.seqs.push(seq);
         }
         Ok(())
     }
 
-    /// The first step of a sequence, which began then: it no longer counts as waiting.
+    /// Records the first step of a sequence, which started at `began`: it no longer counts as waiting.
     pub(super) fn note_admission(&mut self, id: SeqId, began: Duration) {
-        let Some(answer) = self.answers.get_mut(&id) else {
+        let Some(choice) = self.choices.get_mut(&id) else {
             return;
         };
-        if std::mem::replace(&mut answer.admitted, true) {
+        if std::mem::replace(&mut choice.admitted, true) {
             return;
         }
         self.shared.queued.fetch_sub(1, Ordering::AcqRel);
-        if answer.choice == 0
-            && let Some(open) = self.open.get_mut(&answer.request)
+        if choice.index == 0
+            && let Some(state) = self.requests.get_mut(&choice.request)
         {
             let cached = self.scheduler.sequence(id).and_then(|seq| seq.cached());
             let cached = cached.unwrap_or(0);
-            open.usage.cached_tokens = cached;
-            open.progress.cached.store(cached, Ordering::Relaxed);
-            // Nobody else writes it, and a sequence is admitted once.
-            let _ = open.progress.queued.set(began.saturating_sub(open.came));
+            state.usage.cached_tokens = cached;
+            state.progress.cached.store(cached, Ordering::Relaxed);
+            // This is the only writer, and a sequence is admitted once.
+            let waited = began.saturating_sub(state.arrived_at);
+            let _ = state.progress.queued.set(waited);
         }
     }
 
-    /// Sequences that have lost their blocks to others.
+    /// Counts the sequences that the plan preempted.
     pub(super) fn note_preemptions(&self, plan: &StepPlan) {
         let preempted = plan.preempted();
         if preempted.is_empty() {
@@ -154,9 +157,9 @@ impl StepLoop<'_> {
         let count = preempted.len();
         tracing::debug!(preempted = count, "KV cache full, sequences wait again");
         for id in preempted {
-            let request = self.answers.get(id).map(|answer| answer.request);
-            if let Some(open) = request.and_then(|request| self.open.get(&request)) {
-                open.progress.preemptions.fetch_add(1, Ordering::Relaxed);
+            let request = self.choices.get(id).map(|choice| choice.request);
+            if let Some(state) = request.and_then(|request| self.requests.get(&request)) {
+                state.progress.preemptions.fetch_add(1, Ordering::Relaxed);
             }
         }
     }

@@ -1,12 +1,12 @@
-//! A smaller model's drafts of the next tokens, which the model then checks in one step (Leviathan et
-//! al., "Fast inference from transformers via speculative decoding", 2023).
+//! Drafts of a smaller model, which the model verifies in one step (Leviathan et al., "Fast inference from transformers via
+//! speculative decoding", 2023).
 //!
-//! As with [`lookup`](super::lookup), a draft never changes an answer: the sampler chooses each token from
-//! the logits that it would have had anyway. So a greedy answer is the same to the bit, and a sampled one
-//! is the same for its seed. The drafts are the small model's likeliest tokens.
+//! As with [`prompt_lookup`](super::prompt_lookup), a draft never changes the output: the sampler chooses each token from
+//! the same logits as without it. Greedy output is the same to the bit, and sampled output is the same for its seed. The
+//! drafts are the draft model's likeliest tokens.
 //!
-//! All sequences that decode are drafted for together. What the small model has not read of them yet, it
-//! reads first, at most a step's tokens at a time, so that a long prompt delays nobody for long.
+//! One batch drafts for all sequences that decode. The draft model first reads the tokens of a sequence that it has not
+//! read yet, at most a step's tokens at a time, so that a long prompt does not delay other sequences for long.
 
 use super::speculation::DraftLength;
 use crate::StepRunner;
@@ -15,11 +15,11 @@ use ferrum_models::{LogitRows, Readback, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{Result, SeqId, TokenId};
 use std::collections::HashMap;
 
-/// A sequence that wants drafts.
+/// A request for drafts for one sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DraftRequest<'t> {
     pub(super) id: SeqId,
-    /// All of it, the token that was chosen last included.
+    /// All its tokens, the one that was chosen last included.
     pub(super) tokens: &'t [TokenId],
     /// Most tokens to draft.
     pub(super) room: usize,
@@ -32,11 +32,11 @@ pub(super) struct DraftModel {
     seqs: HashMap<SeqId, DraftSeq>,
     most: usize,
     batch: StepBatch,
-    wanted: Vec<Readback>,
+    readbacks: Vec<Readback>,
     output: StepOutput,
 }
 
-/// What the small model knows of a sequence.
+/// State of the draft model for a sequence.
 struct DraftSeq {
     table: BlockTable,
     /// Tokens whose keys and values are in `table`.
@@ -44,10 +44,10 @@ struct DraftSeq {
     length: DraftLength,
 }
 
-/// Tokens that may come next in sequences.
+/// Drafted tokens by sequence.
 pub(super) type Drafts = Vec<(SeqId, Vec<TokenId>)>;
 
-/// A sequence that is drafted for in this step.
+/// A draft that is being computed.
 struct PendingDraft {
     id: SeqId,
     wanted: usize,
@@ -55,7 +55,7 @@ struct PendingDraft {
 }
 
 impl DraftModel {
-    /// A small model that drafts at most `most` tokens at a time.
+    /// A draft model that drafts at most `most` tokens at a time.
     pub(super) fn new(runner: Box<dyn StepRunner>, most: usize) -> Self {
         Self {
             pool: BlockPool::of_groups(&runner.cache_groups()),
@@ -63,15 +63,15 @@ impl DraftModel {
             seqs: HashMap::new(),
             most,
             batch: StepBatch::default(),
-            wanted: Vec::new(),
+            readbacks: Vec::new(),
             output: StepOutput::default(),
         }
     }
 
-    /// Drafts for all of `asks`; those that are not read to their end or have no room get none. Whether
-    /// all that have room were read to their end, too.
-    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
-        let (ready, mut drafts) = self.read(asks)?;
+    /// Drafts for all of `requests`. Sequences that are not read to their end or have no room get no draft. Also returns
+    /// whether all sequences with room were read to their end.
+    pub(super) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
+        let (ready, mut drafts) = self.read(requests)?;
         let mut rounds = 0..drafts.iter().map(|g| g.wanted).max().unwrap_or(0);
         // The first draft came with what was read.
         rounds.next();
@@ -86,8 +86,8 @@ impl DraftModel {
                 push(&mut self.batch, seq, &[*last], LogitRows::Last)?;
             }
             self.step()?;
-            let open = drafts.iter_mut().filter(|draft| more(draft));
-            for (draft, (_, best)) in open.zip(self.output.tokens()) {
+            let unfinished = drafts.iter_mut().filter(|draft| more(draft));
+            for (draft, (_, best)) in unfinished.zip(self.output.tokens()) {
                 draft.tokens.push(best.unwrap_or(0));
             }
         }
@@ -96,25 +96,25 @@ impl DraftModel {
         Ok((ready, drafts.collect()))
     }
 
-    /// Reads what is new of the sequences. Gives those that are read to their end, with a first draft, and
+    /// Reads new tokens of the sequences. Returns those that are read to their end, with their first draft token, and
     /// whether these are all that have room.
-    fn read(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Vec<PendingDraft>)> {
+    fn read(&mut self, requests: &[DraftRequest<'_>]) -> Result<(bool, Vec<PendingDraft>)> {
         let config = *self.runner.config();
         let (mut left, mut rows) = (config.max_tokens, config.max_logit_rows);
         let (mut all_ready, mut drafts) = (true, Vec::new());
         self.batch.clear();
-        for ask in asks.iter().take(config.max_seqs) {
+        for request in requests.iter().take(config.max_seqs) {
             let most = self.most;
-            let seq = self.seqs.entry(ask.id).or_insert_with(|| DraftSeq {
+            let seq = self.seqs.entry(request.id).or_insert_with(|| DraftSeq {
                 table: BlockTable::default(),
                 computed: Vec::new(),
                 length: DraftLength::new(most),
             });
-            let known = seq.common(ask.tokens);
+            let known = seq.common(request.tokens);
             seq.computed.truncate(known);
-            let end = ask.tokens.len();
+            let end = request.tokens.len();
             let room = config.context.saturating_sub(end);
-            let wanted = seq.length.next().min(ask.room).min(room);
+            let wanted = seq.length.next().min(request.room).min(room);
             let part = left.min(end - known);
             if wanted == 0 {
                 continue;
@@ -123,11 +123,11 @@ impl DraftModel {
                 all_ready = false;
                 continue;
             }
-            // What was confirmed stays, so nothing before it is looked at again.
-            self.pool.release_behind(&mut seq.table, known);
+            // Accepted tokens are final, so keys before the window are not read again.
+            self.pool.release_before_window(&mut seq.table, known);
             let windowed = known + part + wanted;
             if !self.pool.grow_to(&mut seq.table, end + wanted, windowed) {
-                // Others may need the blocks more; it is read again when there is room.
+                // Gives its blocks to other sequences; it is read again when there is room.
                 self.pool.release(&mut seq.table);
                 seq.computed.clear();
                 continue;
@@ -142,13 +142,13 @@ impl DraftModel {
             push(
                 &mut self.batch,
                 seq,
-                &ask.tokens[known..known + part],
+                &request.tokens[known..known + part],
                 logits,
             )?;
             if ready {
                 rows -= 1;
                 drafts.push(PendingDraft {
-                    id: ask.id,
+                    id: request.id,
                     wanted,
                     tokens: Vec::with_capacity(wanted),
                 });
@@ -167,20 +167,21 @@ impl DraftModel {
             self.output.begin(&[], 0, 0);
             return Ok(());
         }
-        self.wanted.clear();
+        self.readbacks.clear();
         let rows = self.batch.logit_rows.len();
-        self.wanted.resize(rows, Readback::GREEDY);
-        self.runner.run(&self.batch, &self.wanted, &mut self.output)
+        self.readbacks.resize(rows, Readback::GREEDY);
+        self.runner
+            .run(&self.batch, &self.readbacks, &mut self.output)
     }
 
-    /// How the last draft for a sequence turned out.
-    pub(super) fn learn(&mut self, id: SeqId, tried: usize, right: usize) {
+    /// Records the outcome of the last draft for a sequence.
+    pub(super) fn record(&mut self, id: SeqId, drafted: usize, accepted: usize) {
         if let Some(seq) = self.seqs.get_mut(&id) {
-            seq.length.learn(tried, right);
+            seq.length.record(drafted, accepted);
         }
     }
 
-    /// A sequence has ended.
+    /// Drops the state of a sequence that has ended.
     pub(super) fn forget(&mut self, id: SeqId) {
         if let Some(mut seq) = self.seqs.remove(&id) {
             self.pool.release(&mut seq.table);
@@ -189,15 +190,15 @@ impl DraftModel {
 }
 
 impl DraftSeq {
-    /// Tokens at the beginning of `tokens` that need not be read again; the last always is, as its logits
-    /// are the first draft.
+    /// Number of leading `tokens` that need not be read again. The last token is always read, as its logits give the first
+    /// draft token.
     fn common(&self, tokens: &[TokenId]) -> usize {
         let same = self.computed.iter().zip(tokens).take_while(|(a, b)| a == b);
         same.count().min(tokens.len() - 1)
     }
 }
 
-/// Adds tokens of a sequence to a batch, and to what is computed of it.
+/// Adds tokens of a sequence to a batch and to its computed tokens.
 fn push(
     batch: &mut StepBatch,
     seq: &mut DraftSeq,

@@ -1,13 +1,13 @@
-//! Drafts of a head that reads the model's own hidden states: a layer for multi-token prediction, or EAGLE-3.
+//! Drafts of a head that reads the model's hidden states: a layer for multi-token prediction, or EAGLE-3.
 //!
-//! The model's hidden states are tapped of every row that is computed, and those of tokens that turn out right are kept until
-//! the head has read them. At position `t` it reads them beside token `t + 1`, so it is always one position behind.
-//! Further drafts go on from the head's own hidden states; what it kept of them is overwritten when the model's
-//! are there. So a wrong draft leaves nothing behind.
+//! The model's hidden states are tapped for every computed row, and those of accepted tokens are kept until the head has
+//! read them. At position `t` the head reads them together with token `t + 1`, so it lags the model by one position.
+//! Further draft tokens continue from the head's own hidden states. Its keys and values for them are overwritten when the
+//! model's hidden states are known, so a rejected draft needs no rollback.
 //!
-//! What the model did not compute it has no hidden states of: of a prefix that was in the cache. The head begins behind that
-//! then, as if the sequence did, and begins anew where its own pool has no room. That makes its drafts worse, and changes no
-//! answer. After a preemption it goes on where it was: the tokens are the same.
+//! The model computes no hidden states for a prefix from the cache. The head then starts after that prefix, as if the
+//! sequence started there, and it starts again where its own pool has no room. That makes its drafts worse and does not
+//! change the output. After a preemption it continues at the same position: the tokens are the same.
 
 use super::draft::{DraftRequest, Drafts};
 use super::speculation::DraftLength;
@@ -30,24 +30,24 @@ pub(super) struct DraftHead {
     seqs: HashMap<SeqId, HeadSeq>,
     most: usize,
     batch: StepBatch,
-    wanted: Vec<Readback>,
+    readbacks: Vec<Readback>,
     output: StepOutput,
 }
 
-/// What the head knows of a sequence.
+/// State of the head for a sequence.
 struct HeadSeq {
     table: BlockTable,
     /// The position of the sequence that is the head's first.
     first: usize,
     /// Positions from there on that it has read.
     computed: usize,
-    /// The model's hidden states of those behind, `[positions, width]`.
+    /// The model's hidden states of the positions after those, `[positions, width]`.
     pending: Vec<f32>,
     length: DraftLength,
 }
 
-/// A draft in the making.
-struct OpenDraft {
+/// A draft that is being computed.
+struct PendingDraft {
     id: SeqId,
     wanted: usize,
     tokens: Vec<TokenId>,
@@ -55,7 +55,7 @@ struct OpenDraft {
     hidden: Vec<f32>,
 }
 
-impl OpenDraft {
+impl PendingDraft {
     fn wants_more(&self) -> bool {
         self.tokens.len() < self.wanted
     }
@@ -66,7 +66,7 @@ impl HeadSeq {
         self.pending.len() / width
     }
 
-    /// Goes on at a later position, without what was read.
+    /// Restarts at a later position and drops what was read.
     fn restart(&mut self, pool: &mut BlockPool, first: usize) {
         pool.release(&mut self.table);
         self.pending.clear();
@@ -89,7 +89,7 @@ impl DraftHead {
             seqs: HashMap::new(),
             most,
             batch: StepBatch::default(),
-            wanted: Vec::new(),
+            readbacks: Vec::new(),
             output: StepOutput::default(),
         }
     }
@@ -104,7 +104,7 @@ impl DraftHead {
         self.width
     }
 
-    /// Takes the model's hidden states of positions from `start` on, whose tokens and the one behind them are known.
+    /// Takes the model's hidden states of positions from `start` on. Their tokens and the token after them are known.
     pub(super) fn take(&mut self, id: SeqId, start: usize, rows: &[f32]) {
         let (width, most) = (self.width, self.most);
         let seq = self.seqs.entry(id).or_insert_with(|| HeadSeq {
@@ -118,17 +118,17 @@ impl DraftHead {
         if start > next {
             seq.restart(&mut self.pool, start);
         }
-        // What was computed again it has read already.
+        // The head has already read positions that were computed again.
         let known = next.saturating_sub(start) * width;
         if let Some(new) = rows.get(known..) {
             seq.pending.extend_from_slice(new);
         }
     }
 
-    /// Drafts for those of `asks` that have room. Whether all of them were read to their end.
-    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
-        self.catch_up(asks)?;
-        let (ready, mut drafts) = self.read(asks)?;
+    /// Drafts for those of `requests` that have room. Also returns whether all of them were read to their end.
+    pub(super) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
+        self.catch_up(requests)?;
+        let (ready, mut drafts) = self.read(requests)?;
         let rounds = drafts.iter().map(|draft| draft.wanted).max().unwrap_or(0);
         // The first token came with what was read.
         for _ in 1..rounds {
@@ -153,9 +153,9 @@ impl DraftHead {
         Ok((ready, drafts.collect()))
     }
 
-    /// Reads what has gathered, but for the last position of each sequence, once it is more than a step. So memory for it is
-    /// bounded, however long prompts are and however rarely drafts are wanted.
-    fn catch_up(&mut self, asks: &[DraftRequest<'_>]) -> Result<()> {
+    /// Reads pending hidden states, except for the last position of each sequence, once they are more than a step. So their
+    /// memory is bounded, however long prompts are and however rarely drafts are requested.
+    fn catch_up(&mut self, requests: &[DraftRequest<'_>]) -> Result<()> {
         let (width, config) = (self.width, *self.runner.config());
         let pending = |seqs: &HashMap<SeqId, HeadSeq>| {
             let rows = seqs.values().map(|seq| seq.pending_rows(width));
@@ -164,20 +164,20 @@ impl DraftHead {
         while pending(&self.seqs) > config.max_tokens {
             self.batch.clear();
             let mut left = config.max_tokens;
-            for ask in asks {
-                let Some(seq) = self.seqs.get(&ask.id) else {
+            for request in requests {
+                let Some(seq) = self.seqs.get(&request.id) else {
                     continue;
                 };
                 let part = seq.pending_rows(width).saturating_sub(1).min(left);
                 if part == 0 || self.batch.seqs() == config.max_seqs {
                     continue;
                 }
-                if self.push_rows(ask, part, (LogitRows::None, 0))? {
+                if self.push_rows(request, part, (LogitRows::None, 0))? {
                     left -= part;
                 }
             }
             if self.batch.tokens.is_empty() {
-                // What is there is of sequences that wait.
+                // The pending rows belong to sequences that wait.
                 return Ok(());
             }
             self.step()?;
@@ -185,20 +185,20 @@ impl DraftHead {
         Ok(())
     }
 
-    /// Reads what is new of the sequences that have room. Gives those that are read to their end with a first token, and
-    /// whether these are all.
-    fn read(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Vec<OpenDraft>)> {
+    /// Reads pending hidden states of the sequences that have room. Returns those that are read to their end, with a first
+    /// draft token, and whether these are all.
+    fn read(&mut self, requests: &[DraftRequest<'_>]) -> Result<(bool, Vec<PendingDraft>)> {
         let config = *self.runner.config();
         let (mut left, mut rows) = (config.max_tokens, config.max_logit_rows);
         let (mut all_ready, mut drafts) = (true, Vec::new());
         self.batch.clear();
-        for ask in asks.iter().filter(|ask| ask.room > 0) {
-            let Some(seq) = self.seqs.get_mut(&ask.id) else {
+        for request in requests.iter().filter(|request| request.room > 0) {
+            let Some(seq) = self.seqs.get_mut(&request.id) else {
                 continue;
             };
             let pending = seq.pending_rows(self.width);
             let room = config.context.saturating_sub(seq.computed + pending);
-            let wanted = seq.length.next().min(ask.room).min(room);
+            let wanted = seq.length.next().min(request.room).min(room);
             if wanted == 0 || pending == 0 {
                 continue;
             }
@@ -212,7 +212,7 @@ impl DraftHead {
                 true => LogitRows::Last,
                 false => LogitRows::None,
             };
-            if !self.push_rows(ask, part, (logits, wanted))? {
+            if !self.push_rows(request, part, (logits, wanted))? {
                 continue;
             }
             left -= part;
@@ -222,8 +222,8 @@ impl DraftHead {
                 if wanted > 1 {
                     tap_last(&mut self.batch, self.features.own);
                 }
-                drafts.push(OpenDraft {
-                    id: ask.id,
+                drafts.push(PendingDraft {
+                    id: request.id,
                     wanted,
                     tokens: Vec::with_capacity(wanted),
                     hidden: Vec::new(),
@@ -235,31 +235,34 @@ impl DraftHead {
         Ok((all_ready, drafts))
     }
 
-    /// Adds the next `part` positions of a sequence to the batch; whether there was room in the pool, for `wanted` more, too.
+    /// Adds the next `part` positions of a sequence to the batch. Returns whether the pool had room for them and for `wanted`
+    /// more.
     fn push_rows(
         &mut self,
-        ask: &DraftRequest<'_>,
+        request: &DraftRequest<'_>,
         part: usize,
         (logits, wanted): (LogitRows, usize),
     ) -> Result<bool> {
-        let Some(seq) = self.seqs.get_mut(&ask.id) else {
+        let Some(seq) = self.seqs.get_mut(&request.id) else {
             return Ok(false);
         };
         let (start, end) = (seq.computed, seq.computed + part);
-        self.pool.release_behind(&mut seq.table, start);
+        self.pool.release_before_window(&mut seq.table, start);
         let size = end + wanted;
         let fits = size <= self.runner.config().context;
-        // Beside token `t + 1` it reads the hidden states at `t`.
-        let tokens = ask.tokens.get(seq.first + start + 1..seq.first + end + 1);
+        // It reads the hidden states at `t` together with token `t + 1`.
+        let tokens = request
+            .tokens
+            .get(seq.first + start + 1..seq.first + end + 1);
         let (Some(tokens), true) = (tokens, fits) else {
-            let behind = seq.first + start + seq.pending_rows(self.width);
-            seq.restart(&mut self.pool, behind);
+            let after = seq.first + start + seq.pending_rows(self.width);
+            seq.restart(&mut self.pool, after);
             return Ok(false);
         };
         if !self.pool.grow_to(&mut seq.table, size, size) {
-            // Others may need the blocks more; it begins anew with what comes.
-            let behind = seq.first + start + seq.pending_rows(self.width);
-            seq.restart(&mut self.pool, behind);
+            // Gives its blocks to other sequences and restarts with the next positions.
+            let after = seq.first + start + seq.pending_rows(self.width);
+            seq.restart(&mut self.pool, after);
             return Ok(false);
         }
         let rows = seq.pending.drain(..part * self.width);
@@ -275,18 +278,19 @@ impl DraftHead {
             self.output.begin(&[], 0, 0);
             return Ok(());
         }
-        self.wanted.clear();
+        self.readbacks.clear();
         let rows = self.batch.logit_rows.len();
-        self.wanted.resize(rows, Readback::GREEDY);
-        self.runner.run(&self.batch, &self.wanted, &mut self.output)
+        self.readbacks.resize(rows, Readback::GREEDY);
+        self.runner
+            .run(&self.batch, &self.readbacks, &mut self.output)
     }
 
-    /// Gives each draft that wants one its next token, and the head's hidden state for the one after it.
-    fn take_tokens(&mut self, drafts: &mut [OpenDraft]) {
+    /// Appends the next token to each unfinished draft and stores the head's hidden state for the token after it.
+    fn take_tokens(&mut self, drafts: &mut [PendingDraft]) {
         let dim = self.runner.spec().hidden_size;
         let mut hidden = self.output.tapped().chunks_exact(dim);
-        let open = drafts.iter_mut().filter(|draft| draft.wants_more());
-        for (draft, (_, best)) in open.zip(self.output.tokens()) {
+        let unfinished = drafts.iter_mut().filter(|draft| draft.wants_more());
+        for (draft, (_, best)) in unfinished.zip(self.output.tokens()) {
             let best = best.unwrap_or(0);
             let own = self.features.tokens.as_ref();
             let token = own.and_then(|tokens| tokens.get(best as usize).copied());
@@ -300,14 +304,14 @@ impl DraftHead {
         }
     }
 
-    /// How the last draft for a sequence turned out.
-    pub(super) fn learn(&mut self, id: SeqId, tried: usize, right: usize) {
+    /// Records the outcome of the last draft for a sequence.
+    pub(super) fn record(&mut self, id: SeqId, drafted: usize, accepted: usize) {
         if let Some(seq) = self.seqs.get_mut(&id) {
-            seq.length.learn(tried, right);
+            seq.length.record(drafted, accepted);
         }
     }
 
-    /// A sequence has ended.
+    /// Drops the state of a sequence that has ended.
     pub(super) fn forget(&mut self, id: SeqId) {
         if let Some(mut seq) = self.seqs.remove(&id) {
             self.pool.release(&mut seq.table);
@@ -338,7 +342,7 @@ fn push(
     Ok(())
 }
 
-/// The last row of the batch wants the head's hidden state.
+/// Taps the head's hidden state at the last row of the batch.
 fn tap_last(batch: &mut StepBatch, point: TapPoint) {
     let row = batch.tokens.len().saturating_sub(1) as u32;
     batch.taps.push(HiddenTap { point, row });

@@ -1,4 +1,4 @@
-//! [`Drafter`]: what drafts with a runner of its own, a smaller model or a head that reads the model's hidden states.
+//! [`Drafter`]: drafts with a runner of its own, a smaller model or a head that reads the model's hidden states.
 
 use super::draft::{DraftModel, DraftRequest, Drafts};
 use super::draft_head::DraftHead;
@@ -25,29 +25,29 @@ impl Drafter {
         Self { speedup, source }
     }
 
-    /// Drafts for all of `asks`; those that are not read to their end or have no room get none. Whether
-    /// all that have room were read to their end, too.
-    pub(super) fn draft(&mut self, asks: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
+    /// Drafts for all of `requests`. Sequences that are not read to their end or have no room get no draft. Also returns
+    /// whether all sequences with room were read to their end.
+    pub(super) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<(bool, Drafts)> {
         match &mut self.source {
-            DraftSource::Model(model) => model.draft(asks),
-            DraftSource::Head(head) => head.draft(asks),
+            DraftSource::Model(model) => model.draft(requests),
+            DraftSource::Head(head) => head.draft(requests),
         }
     }
 
-    /// Whether it has to follow sequences that it drafts nothing for.
+    /// Whether it reads every decoding sequence, also in steps without drafts.
     pub(super) fn follows(&self) -> bool {
         matches!(self.source, DraftSource::Head(_))
     }
 
-    /// How the last draft for a sequence turned out.
-    pub(super) fn learn(&mut self, id: SeqId, tried: usize, right: usize) {
+    /// Records the outcome of the last draft for a sequence.
+    pub(super) fn record(&mut self, id: SeqId, drafted: usize, accepted: usize) {
         match &mut self.source {
-            DraftSource::Model(model) => model.learn(id, tried, right),
-            DraftSource::Head(head) => head.learn(id, tried, right),
+            DraftSource::Model(model) => model.record(id, drafted, accepted),
+            DraftSource::Head(head) => head.record(id, drafted, accepted),
         }
     }
 
-    /// A sequence has ended.
+    /// Drops the state of a sequence that has ended.
     pub(super) fn forget(&mut self, id: SeqId) {
         match &mut self.source {
             DraftSource::Model(model) => model.forget(id),
@@ -55,7 +55,7 @@ impl Drafter {
         }
     }
 
-    /// The head, and where it reads hidden states of the model.
+    /// The head, if the source is one.
     fn head(&mut self) -> Option<&mut DraftHead> {
         match &mut self.source {
             DraftSource::Model(_) => None,
@@ -65,33 +65,37 @@ impl Drafter {
 }
 
 impl StepLoop<'_> {
-    /// Has the hidden states of a step tapped that a draft head reads: those of all rows, as any of them may be confirmed.
+    /// Taps the hidden states that a draft head reads: those of all rows, as any of them may be accepted.
     pub(super) fn tap_rows(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
         let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
             return;
         };
         let points: &[TapPoint] = head.points();
-        for (seq, work) in plan.work().iter().enumerate() {
-            if !work.hidden {
+        for (seq, scheduled) in plan.sequences().iter().enumerate() {
+            if !scheduled.hidden {
                 batch.tap_rows(seq, points);
             }
         }
     }
 
-    /// Hands a draft head the hidden states of those rows whose tokens were right and have one behind them.
+    /// Gives a draft head the hidden states of the rows whose tokens were accepted and have a known next token.
     pub(super) fn take_hidden_states(&mut self, plan: &StepPlan) {
         let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
             return;
         };
         let (width, tapped) = (head.width(), self.output.tapped());
         let mut row = 0;
-        for work in plan.work().iter().filter(|work| !work.hidden) {
-            let rows = &tapped[row * width..][..work.len * width];
-            row += work.len;
-            if let Some(seq) = self.scheduler.sequence(work.seq) {
-                let known = seq.tokens().len().saturating_sub(work.start + 1);
-                let known = known.min(work.len);
-                head.take(work.seq, work.start, &rows[..known * width]);
+        for scheduled in plan
+            .sequences()
+            .iter()
+            .filter(|scheduled| !scheduled.hidden)
+        {
+            let rows = &tapped[row * width..][..scheduled.len * width];
+            row += scheduled.len;
+            if let Some(seq) = self.scheduler.sequence(scheduled.seq) {
+                let known = seq.tokens().len().saturating_sub(scheduled.start + 1);
+                let known = known.min(scheduled.len);
+                head.take(scheduled.seq, scheduled.start, &rows[..known * width]);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! How requests end: a choice at a time, or all at once because something failed.
+//! Finishes, cancels and fails requests and their choices.
 
-use super::answer::Ending;
+use super::choice::ChoiceFinish;
 use super::request::{EngineError, Event, RequestId};
 use super::step_loop::StepLoop;
 use crate::FinishReason;
@@ -8,41 +8,41 @@ use ferrum_types::SeqId;
 use std::sync::atomic::Ordering;
 
 impl StepLoop<'_> {
-    /// Ends a request at its receiver's wish.
+    /// Cancels a request.
     pub(super) fn cancel(&mut self, id: RequestId) {
-        let seqs = self.open.get(&id).map(|open| open.seqs.clone());
+        let seqs = self.requests.get(&id).map(|request| request.seqs.clone());
         for seq in seqs.into_iter().flatten() {
             self.finish(seq, FinishReason::Cancelled.into());
         }
     }
 
-    /// Ends a choice: frees its blocks and tells its request.
-    pub(super) fn finish(&mut self, id: SeqId, ending: Ending) {
+    /// Finishes a choice: frees its blocks and sends the event. The last choice finishes the request.
+    pub(super) fn finish(&mut self, id: SeqId, finish: ChoiceFinish) {
         self.scheduler.remove(id);
         if let Some(draft) = &mut self.draft {
             draft.forget(id);
         }
-        let Some(mut answer) = self.answers.remove(&id) else {
+        let Some(mut choice) = self.choices.remove(&id) else {
             return;
         };
-        if !answer.admitted {
+        if !choice.admitted {
             self.shared.queued.fetch_sub(1, Ordering::AcqRel);
         }
-        let Some(open) = self.open.get_mut(&answer.request) else {
+        let Some(request) = self.requests.get_mut(&choice.request) else {
             return;
         };
-        let _ = open.events.try_send(Event::Finished {
-            choice: answer.choice,
-            text: answer.rest(),
-            reason: ending.reason,
-            stop: ending.stop,
-            logprobs: ending.logprobs,
+        let _ = request.events.try_send(Event::Finished {
+            choice: choice.index,
+            text: choice.flush(),
+            reason: finish.reason,
+            stop: finish.stop,
+            logprobs: finish.logprobs,
         });
-        open.seqs.retain(|&seq| seq != id);
-        if open.seqs.is_empty() {
-            let _ = open.events.try_send(Event::Done(open.usage));
-            let adapted = open.adapter.is_some();
-            self.open.remove(&answer.request);
+        request.seqs.retain(|&seq| seq != id);
+        if request.seqs.is_empty() {
+            let _ = request.events.try_send(Event::Done(request.usage));
+            let adapted = request.adapter.is_some();
+            self.requests.remove(&choice.request);
             self.count_finished();
             if adapted {
                 self.forget_adapters();
@@ -50,9 +50,9 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Ends a request of whose answers one cannot go on.
-    pub(super) fn fail_answer(&mut self, id: SeqId, error: EngineError) {
-        let Some(request) = self.answers.get(&id).map(|answer| answer.request) else {
+    /// Fails the request of a choice.
+    pub(super) fn fail_choice(&mut self, id: SeqId, error: EngineError) {
+        let Some(request) = self.choices.get(&id).map(|choice| choice.request) else {
             return;
         };
         if error == EngineError::NotANumber {
@@ -63,30 +63,29 @@ impl StepLoop<'_> {
         self.fail_request(request, error);
     }
 
-    /// Ends a request that cannot be answered.
+    /// Fails a request: sends the error and frees the blocks of all its choices.
     pub(super) fn fail_request(&mut self, id: RequestId, error: EngineError) {
-        let Some(open) = self.open.remove(&id) else {
+        let Some(request) = self.requests.remove(&id) else {
             return;
         };
-        let _ = open.events.try_send(Event::Failed(error));
-        for seq in open.seqs {
+        let _ = request.events.try_send(Event::Failed(error));
+        for seq in request.seqs {
             self.scheduler.remove(seq);
             if let Some(draft) = &mut self.draft {
                 draft.forget(seq);
             }
-            if self.answers.remove(&seq).is_some_and(|a| !a.admitted) {
+            if self.choices.remove(&seq).is_some_and(|a| !a.admitted) {
                 self.shared.queued.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }
 
-    /// Tells everybody who is still there that it is over. Looks at nothing that a panic may have left
-    /// half done.
+    /// Fails all open requests. Reads no state that a panic may have left inconsistent.
     pub(super) fn fail_all(&mut self) {
         let error = self.shared.phase.borrow().refusal();
         let error = error.unwrap_or(EngineError::ShuttingDown);
-        for (_, open) in self.open.drain() {
-            let _ = open.events.try_send(Event::Failed(error.clone()));
+        for (_, request) in self.requests.drain() {
+            let _ = request.events.try_send(Event::Failed(error.clone()));
         }
     }
 

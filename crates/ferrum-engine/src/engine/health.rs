@@ -1,14 +1,14 @@
-//! Whether an engine is alive: not whether its thread exists, but whether its steps end.
+//! Engine health: a watchdog on completed steps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Requests in a row for which the model computed no numbers, from which on an engine is degraded: fewer may
-/// be the requests' fault.
+/// Number of consecutive requests that failed with NaN after which an engine is degraded. Fewer may be caused by the
+/// requests.
 pub const DEGRADED_AFTER: u32 = 3;
 
-/// What an engine goes by for deadlines and health: the time since some start.
+/// Clock for deadlines and health: the time since some start.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -54,11 +54,10 @@ pub enum Health {
         /// Time since the last step ended (or since the start).
         since_step: Duration,
     },
-    /// Steps end, but the last requests were failed because the model computed NaN for them, at least
-    /// [`DEGRADED_AFTER`] and none that went well between. Requests are still taken: it may be they that
-    /// are odd. The first row of numbers ends it.
+    /// Steps end, but at least the last [`DEGRADED_AFTER`] requests failed because the model computed NaN for them.
+    /// Requests are still accepted: they may be the cause. The first row without NaN ends this state.
     Degraded {
-        /// Requests that failed in a row.
+        /// Number of consecutive failed requests.
         failures: u32,
     },
     /// There is work, and no step ends.
@@ -86,13 +85,13 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(NEVER - 1)
 }
 
-/// When the engine last ended a step, and since when it should have.
+/// When the last step ended, and since when work is waiting.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     last_step: AtomicU64,
-    /// When the first work came that no step has ended for; [`NEVER`]: there is none.
+    /// When work arrived while the engine was idle; [`NEVER`]: the engine is idle.
     work_since: AtomicU64,
-    /// What the step under way should take, in microseconds; 0: nobody knows.
+    /// Expected duration of the step in flight, in microseconds; 0: unknown.
     expected: AtomicU64,
 }
 
@@ -109,12 +108,12 @@ impl Watchdog {
         self.expected.store(micros(expected), Ordering::Release);
     }
 
-    /// What the step under way, or the last one, should take.
+    /// Expected duration of the step in flight, or of the last one; zero: unknown.
     pub(crate) fn expected(&self) -> Duration {
         Duration::from_micros(self.expected.load(Ordering::Acquire))
     }
 
-    pub(crate) fn work_came(&self, now: Duration) {
+    pub(crate) fn work_arrived(&self, now: Duration) {
         // Only the first counts.
         self.work_since.fetch_min(micros(now), Ordering::AcqRel);
     }
@@ -128,8 +127,8 @@ impl Watchdog {
         self.expected.store(0, Ordering::Release);
     }
 
-    /// Time since the last step, and for how long a step is overdue.
-    pub(crate) fn look(&self, now: Duration) -> (Duration, Option<Duration>) {
+    /// Time since the last step, and, if there is work, how long it has waited for a step to end.
+    pub(crate) fn poll(&self, now: Duration) -> (Duration, Option<Duration>) {
         let last = self.last_step.load(Ordering::Acquire);
         let work = self.work_since.load(Ordering::Acquire);
         let since = |at: u64| now.saturating_sub(Duration::from_micros(at));

@@ -1,42 +1,42 @@
-//! Many requests on one runner.
+//! Continuous batching: many requests on one runner.
 //!
-//! An [`Engine`] owns a [`StepRunner`] on a thread of its own and runs step after step for as long as
-//! somebody wants tokens. Everybody else has an [`EngineHandle`], which is cheap to clone, never waits
-//! for a step, and gives an [`EventStream`] for each request.
+//! An [`Engine`] owns a [`StepRunner`] on its own thread and runs steps while there are requests. Clients use an
+//! [`EngineHandle`], which is cheap to clone, never waits for a step, and returns an [`EventStream`] for each request.
 //!
-//! A request's life:
+//! Stages of a request:
 //! 1. [`EngineHandle::submit`] checks it against the model and the limits, and counts it against the
 //!    bound of the queue.
-//! 2. The thread makes a sequence of each of its choices, and the [`Scheduler`] orders them. The first
+//! 2. The thread creates a sequence for each of its choices, and the [`Scheduler`] orders them. The first
 //!    choice computes the prompt; the others share its blocks.
 //! 3. Each step computes a mixed batch. For each row of logits the sequence's sampler picks a token,
-//!    its [`DecodeStream`](ferrum_formats::tokenizer::DecodeStream) and [`StopMatcher`](crate::StopMatcher) turn it into text, and an event goes out.
+//!    its [`DecodeStream`](ferrum_formats::tokenizer::DecodeStream) and [`StopMatcher`](crate::StopMatcher) turn it into
+//!    text, and an event is sent.
 //! 4. It ends by a stop, by length, by its deadline, or because it was cancelled: explicitly, or by
-//!    dropping the stream. Its blocks are free before the next step, or after it where that one is under way.
+//!    dropping the stream. Its blocks are freed before the next step, or after it if that step is in flight already.
 //!
-//! Text is made on the engine's thread, between steps: whether a stop string has come decides what the
-//! next step computes. Where steps overlap, the next one is under way by then, and what it computed of an answer that
-//! has ended is dropped.
+//! Tokens are decoded to text on the engine's thread, between steps, because a stop string decides what the next step
+//! computes. Where steps overlap, the next one is in flight by then, and its output for a choice that has ended is
+//! dropped.
 //!
-//! What fails: an error or a panic in a step ends the engine. All requests get
-//! [`Event::Failed`], [`EngineHandle::health`] says so from then on, and new requests are refused. A row
-//! of logits that is nothing but NaN fails the request that it is for ([`EngineError::NotANumber`]) and nobody
-//! else; several in a row make the engine [`Health::Degraded`].
+//! Failures: an error or a panic in a step ends the engine. All requests get
+//! [`Event::Failed`], [`EngineHandle::health`] reports the failure from then on, and new requests are refused. A row
+//! of logits without a number fails its own request only ([`EngineError::NotANumber`]); several in a row make the
+//! engine [`Health::Degraded`].
 
 mod adapters;
 mod admission;
-mod answer;
+mod choice;
 mod draft;
 mod draft_head;
 mod drafter;
 mod finish;
 mod health;
-mod lookup;
 mod offload;
 mod overlap;
 mod pooling;
+mod prompt_lookup;
 mod request;
-mod rows;
+mod row_outputs;
 mod sampling;
 mod speculation;
 mod stats;
@@ -50,7 +50,9 @@ pub use request::{
     EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS,
     MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
 };
-pub use stats::{DraftCounts, EngineStats, MAX_DRAFT_TOKENS, Progress, STEP_TOKENS, StepSizes};
+pub use stats::{
+    DraftCounts, EngineStats, MAX_DRAFT_TOKENS, Progress, STEP_SIZE_BUCKETS, StepSizeHistogram,
+};
 
 use crate::offload::KvOffload;
 use crate::pool::BlockPool;
@@ -81,28 +83,28 @@ use tokio::sync::watch;
 pub struct EngineConfig {
     /// Most sequences that wait for their first step; more are refused as overload.
     pub max_waiting: usize,
-    /// Whether requests share what they have in common. Choices of one request always do.
+    /// Whether requests share the blocks of common prefixes. Choices of one request always do.
     pub prefix_cache: bool,
-    /// Steps by which one level of priority lets a request go before its turn.
-    pub head_start: u32,
-    /// Tokens from one recurrent state that is kept to the next, beside those at ends of prompts; see
-    /// [`SchedulerConfig::state_stride`].
-    pub state_stride: usize,
-    /// How long a step with prompts may take while others decode, which decides how many tokens of prompts are in
-    /// it; `None`: eight times a step without prompts, and at least 100 ms.
+    /// Scheduling steps by which each priority level moves a request ahead.
+    pub priority_step_credit: u32,
+    /// Tokens between two checkpoints of recurrent states, besides those at ends of prompts; see
+    /// [`SchedulerConfig::state_checkpoint_interval`].
+    pub state_checkpoint_interval: usize,
+    /// Target duration of a step with prompts while others decode, which limits the prompt tokens in it; `None`: eight
+    /// times a step without prompts, and at least 100 ms.
     pub step_time: Option<Duration>,
     /// How long any step may take before the engine counts as stalled.
     pub stall_after: Duration,
     /// How many times as long as steps like it a step may take, where that is longer than
     /// [`stall_after`](Self::stall_after).
     pub stall_factor: u32,
-    /// How old the last step may be before a look at the health of an idle engine asks for a step.
+    /// Age of the last step after which a health check of an idle engine requests a probe step.
     pub probe_after: Duration,
-    /// Where blocks go that the prefix cache gives away; `None`: nowhere.
+    /// Where blocks go that are evicted from the prefix cache; `None`: nowhere.
     pub offload: Option<EngineOffload>,
-    /// How often the books of the block pool are checked, when there is nothing else to do.
-    pub check_every: Duration,
-    /// What time it is.
+    /// Interval of integrity checks of the block pool while idle.
+    pub pool_check_interval: Duration,
+    /// Clock for deadlines and health.
     pub clock: Clock,
 }
 
@@ -111,40 +113,40 @@ impl Default for EngineConfig {
         Self {
             max_waiting: 1024,
             prefix_cache: true,
-            head_start: 256,
-            state_stride: 512,
+            priority_step_credit: 256,
+            state_checkpoint_interval: 512,
             step_time: None,
             stall_after: Duration::from_secs(60),
             stall_factor: 20,
             probe_after: Duration::from_secs(5),
             offload: None,
-            check_every: Duration::from_secs(10),
+            pool_check_interval: Duration::from_secs(10),
             clock: Clock::system(),
         }
     }
 }
 
-/// What an engine keeps outside of its device.
+/// KV offload of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOffload {
-    /// Where.
+    /// The offload tiers.
     pub store: KvOffload,
-    /// What tells the model from others, and from itself with other weights.
+    /// Identity of the model and its weights.
     pub model: String,
 }
 
-/// Where an engine is in its life.
+/// Lifecycle phase of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running,
-    /// Ends what it has and takes nothing new.
+    /// Finishes its requests and accepts no new ones.
     Draining,
     Stopped,
     Failed(String),
 }
 
 impl Phase {
-    /// Why nothing new is taken.
+    /// Why new requests are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<EngineError> {
         match self {
             Phase::Running => None,
@@ -154,7 +156,7 @@ impl Phase {
     }
 }
 
-/// What the thread and the handles have in common.
+/// State shared by the engine's thread and the handles.
 #[derive(Debug)]
 struct Shared {
     limits: Limits,
@@ -169,7 +171,7 @@ struct Shared {
     queued: AtomicUsize,
     next_request: AtomicU64,
     next_adapter: AtomicU32,
-    /// Requests in a row for which the model computed no numbers.
+    /// Number of consecutive requests that failed with NaN.
     nan_streak: AtomicU32,
     adapter_loader: AdapterLoader,
     /// Held while an adapter is being loaded.
@@ -180,14 +182,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// A row of logits had numbers: whatever was odd is over.
-    fn numbers_came(&self) {
+    /// Ends a streak of NaN failures: a row of logits had numbers.
+    fn reset_nan_streak(&self) {
         if self.nan_streak.load(Ordering::Relaxed) > 0 {
             self.nan_streak.store(0, Ordering::Release);
         }
     }
 
-    /// What the engine did.
+    /// Locks the statistics.
     fn stats(&self) -> MutexGuard<'_, EngineStats> {
         // Nothing panics while it holds the lock.
         let stats = self.stats.lock();
@@ -199,31 +201,31 @@ enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
     AddAdapter(Box<NewAdapter>),
-    /// An adapter is not to be used any more.
+    /// Retire an adapter.
     RetireAdapter(AdapterId),
-    /// Files of blocks were read for somebody.
+    /// Blocks of a waiting sequence were read from files.
     BlocksRead,
-    /// Run a step for the sake of it; asked at this time.
+    /// Run a probe step, which was requested at this time.
     Probe(Duration),
     Drain,
     Shutdown,
 }
 
-/// A model, and maybe something smaller that drafts what it will say.
+/// The model runner and an optional draft runner.
 pub struct Runners {
-    /// Answers.
+    /// The model.
     pub model: Box<dyn StepRunner>,
-    /// Makes answers come in fewer steps, and changes nothing else about them.
+    /// Drafts tokens, so that generation takes fewer steps. It does not change the output.
     pub draft: Option<DraftRunner>,
 }
 
 /// A smaller model of the same vocabulary, or a draft head.
 pub struct DraftRunner {
-    /// The model; sequences that its context or pool has no room for are not drafted for.
+    /// The draft model or head. It drafts only for sequences that its context and pool have room for.
     pub runner: Box<dyn StepRunner>,
-    /// Most tokens to draft at a time, at most [`MAX_DRAFT_TOKENS`].
+    /// Most tokens of a draft, at most [`MAX_DRAFT_TOKENS`].
     pub tokens: usize,
-    /// What it reads of the model's hidden states, where it is a head: see [`DraftHead`](ferrum_models::DraftHead).
+    /// Hidden states of the model that a head reads: see [`DraftHead`](ferrum_models::DraftHead).
     pub features: Option<DraftFeatures>,
 }
 
@@ -234,7 +236,7 @@ impl From<Box<dyn StepRunner>> for Runners {
 }
 
 impl DraftRunner {
-    /// Holds it against the model that it drafts for.
+    /// Checks it against the model that it drafts for.
     fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<Drafter> {
         let states = |runner: &dyn StepRunner| runner.state_slots().is_some();
         if states(model) || states(&*self.runner) {
@@ -306,8 +308,8 @@ impl Engine {
         } = runners.into();
         let draft = draft.map(|draft| draft.check(&*runner)).transpose()?;
         let scheduling = SchedulerConfig {
-            head_start: config.head_start,
-            state_stride: config.state_stride,
+            priority_step_credit: config.priority_step_credit,
+            state_checkpoint_interval: config.state_checkpoint_interval,
             ..SchedulerConfig::for_runner(runner.config())
         };
         let blocks = BlockPool::of_groups(&runner.cache_groups()).with_states(runner.state_slots());
@@ -350,11 +352,11 @@ impl Engine {
             );
         }
         let (commands, inbox) = mpsc::channel();
-        let host = offload::host_cache(&*runner, &shared.config, &commands);
-        if let Some(host) = &host {
-            scheduler = scheduler.with_host(Box::new(Arc::clone(host)));
-            // Known from the start: the first step may be long in coming.
-            shared.stats().offload = host.stats();
+        let connector = offload::offload_connector(&*runner, &shared.config, &commands);
+        if let Some(connector) = &connector {
+            scheduler = scheduler.with_offload(Box::new(Arc::clone(connector)));
+            // Statistics are complete from the start, before the first step.
+            shared.stats().offload = connector.stats();
         }
         let handle = EngineHandle {
             shared: Arc::clone(&shared),
@@ -364,19 +366,19 @@ impl Engine {
             let tokenizer = tokenizer.as_deref();
             let runners = (runner, draft);
             let mut state = StepLoop::new(runners, tokenizer, scheduler, &shared, &inbox);
-            state.host = host;
-            // After a panic only the list of requests is looked at, to tell them.
+            state.offload = connector;
+            // After a panic only the list of requests is read, to fail them.
             let ended = catch_unwind(AssertUnwindSafe(|| {
                 let ended = state.run();
                 if ended.is_ok() {
-                    state.keep_cached();
+                    state.offload_cached();
                 }
                 ended
             }));
             let reason = match ended {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(panic) => Some(format!("a step panicked: {}", panic_words(&*panic))),
+                Err(panic) => Some(format!("a step panicked: {}", panic_message(&*panic))),
             };
             match &reason {
                 None => tracing::debug!(backend, "engine stopped"),
@@ -400,18 +402,18 @@ impl Engine {
         })
     }
 
-    /// A handle for whoever has requests.
+    /// A handle for submitting requests.
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
 
-    /// Takes nothing new, and stops when all requests have ended. [`EngineHandle::stopped`] waits for
+    /// Refuses new requests, and stops when all requests have ended. [`EngineHandle::stopped`] waits for
     /// that.
     pub fn drain(&self) {
         self.handle.drain();
     }
 
-    /// Fails what is still there and waits for the thread to end (at most for the step it is in).
+    /// Fails open requests and waits for the thread to end (at most for the step in flight).
     pub fn shutdown(mut self) {
         self.stop();
     }
@@ -420,7 +422,7 @@ impl Engine {
         // An engine that has ended reads no commands.
         let _ = self.handle.commands.send(Command::Shutdown);
         if let Some(thread) = self.thread.take() {
-            // Its panics are caught and told inside.
+            // The thread catches and reports its own panics.
             let _ = thread.join();
         }
     }
@@ -432,7 +434,7 @@ impl Drop for Engine {
     }
 }
 
-/// Most tokens of an image that a step takes with everybody else decoding in it, and that all layers see.
+/// Most tokens of an image: those that a step has room for while all other sequences decode, and the narrowest window.
 fn image_tokens(runner: &dyn StepRunner, scheduling: &SchedulerConfig) -> usize {
     let windows = runner.cache_groups().into_iter();
     let narrowest = windows.filter_map(|group| group.window).min();
@@ -442,13 +444,13 @@ fn image_tokens(runner: &dyn StepRunner, scheduling: &SchedulerConfig) -> usize 
     beside.min(narrowest.unwrap_or(usize::MAX))
 }
 
-pub(crate) fn panic_words(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("it did not say why")
 }
 
-/// A way to an engine, for many tasks and threads. No method waits for a step.
+/// A handle of an engine for many tasks and threads. No method waits for a step.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     shared: Arc<Shared>,
@@ -456,12 +458,12 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Hands a request in. Its events come through the stream; dropping the stream cancels it.
+    /// Submits a request. Its events arrive through the stream; dropping the stream cancels it.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] and [`EngineError::ContextOverflow`] for what can never run,
+    /// [`EngineError::Invalid`] and [`EngineError::ContextOverflow`] for requests that can never run,
     /// [`EngineError::Overloaded`] when the queue is full, [`EngineError::ShuttingDown`] and
-    /// [`EngineError::Failed`] when the engine takes nothing more.
+    /// [`EngineError::Failed`] when the engine accepts no requests.
     pub fn submit(&self, request: Request) -> Result<EventStream, EngineError> {
         let shared = &self.shared;
         if let Some(refusal) = shared.phase.borrow().refusal() {
@@ -481,21 +483,21 @@ impl EngineHandle {
         let now = shared.config.clock.now();
         let deadline = request.timeout.map(|timeout| now.saturating_add(timeout));
         let stream = EventStream::new(id, receiver, self.clone());
-        shared.watchdog.work_came(now);
+        shared.watchdog.work_arrived(now);
         let submission = Submission {
             id,
             request,
-            came: now,
+            arrived_at: now,
             deadline,
             events,
             progress: stream.progress(),
         };
-        // If nobody reads it, the stream ends with the reason.
+        // If the engine has ended, the stream ends with the reason.
         let _ = self.commands.send(Command::Submit(Box::new(submission)));
         Ok(stream)
     }
 
-    /// Ends a request before the next step. Its stream gets what a request that ends gets.
+    /// Cancels a request before the next step. Its stream gets the usual last events.
     pub fn cancel(&self, id: RequestId) {
         // An engine that has ended has no requests.
         let _ = self.commands.send(Command::Cancel(id));
@@ -511,7 +513,7 @@ impl EngineHandle {
         self.shared.max_seqs
     }
 
-    /// What the engine did and is doing.
+    /// Statistics of the engine.
     pub fn stats(&self) -> EngineStats {
         let stats = *self.shared.stats();
         EngineStats {
@@ -521,8 +523,8 @@ impl EngineHandle {
         }
     }
 
-    /// Whether the engine really makes steps. When it is idle and its last step is long ago, it is
-    /// asked for one, and a later look tells how that went.
+    /// Whether the engine completes steps. If it is idle and its last step is older than
+    /// [`probe_after`](EngineConfig::probe_after), this requests a probe step, and a later call reports its outcome.
     pub fn health(&self) -> Health {
         let shared = &self.shared;
         match &*shared.phase.borrow() {
@@ -531,9 +533,9 @@ impl EngineHandle {
             Phase::Running | Phase::Draining => {}
         }
         let now = shared.config.clock.now();
-        let (since_step, waited) = shared.watchdog.look(now);
+        let (since_step, waited) = shared.watchdog.poll(now);
         if waited.is_none() && since_step >= shared.config.probe_after {
-            shared.watchdog.work_came(now);
+            shared.watchdog.work_arrived(now);
             let _ = self.commands.send(Command::Probe(now));
         }
         let expected = shared.watchdog.expected();
@@ -547,7 +549,7 @@ impl EngineHandle {
         }
     }
 
-    /// Why the engine takes nothing more, if it broke. Unlike [`health`](Self::health) it asks for no step.
+    /// Why the engine failed, if it did. Unlike [`health`](Self::health) it requests no probe step.
     pub fn failure(&self) -> Option<String> {
         match &*self.shared.phase.borrow() {
             Phase::Failed(reason) => Some(reason.clone()),
@@ -567,7 +569,7 @@ impl EngineHandle {
         let _ = self.commands.send(Command::Drain);
     }
 
-    /// Waits until the engine has ended, for whatever reason.
+    /// Waits until the engine has ended, for any reason.
     pub async fn stopped(&self) {
         let mut phase = self.shared.phase.subscribe();
         // The sender lives as long as this handle.
@@ -576,8 +578,8 @@ impl EngineHandle {
             .await;
     }
 
-    /// Why a stream ended without having been told.
-    fn ending(&self) -> EngineError {
+    /// The error of a stream that ended without a last event.
+    fn end_error(&self) -> EngineError {
         let refusal = self.shared.phase.borrow().refusal();
         refusal.unwrap_or(EngineError::ShuttingDown)
     }

@@ -1,43 +1,43 @@
-//! Parts of the prefix cache on their way between the device and where it keeps what it has no room for.
+//! Moves entries of the prefix cache between the device and the offload tiers.
 
 use super::step_loop::StepLoop;
 use super::{Command, EngineConfig};
 use crate::StepRunner;
-use crate::offload::{HostCache, PartLayouts};
-use crate::pool::{CachePart, CachedPrefix};
+use crate::offload::{EntryLayouts, OffloadConnector};
+use crate::pool::{CacheEntry, CachedPrefix};
 use crate::scheduler::Restores;
 use ferrum_types::{BlockId, Result};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-/// Parts that are read from the device at once.
-const READ_TOGETHER: usize = 16;
-/// How long an engine that ends may take to keep what its prefix cache has.
-const LAST_PARTS: Duration = Duration::from_secs(15);
+/// Most entries that are read from the device at once.
+const READ_BATCH: usize = 16;
+/// How long an engine that ends may take to offload its prefix cache.
+const FINAL_OFFLOAD_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The engine's way to what it keeps outside of the device, if that is wanted and the runner can do it.
-pub(super) fn host_cache(
+/// Connects the engine to the offload tiers, if they are configured and the runner supports them.
+pub(super) fn offload_connector(
     runner: &dyn StepRunner,
     config: &EngineConfig,
     commands: &Sender<Command>,
-) -> Option<Arc<HostCache>> {
+) -> Option<Arc<OffloadConnector>> {
     let offload = config.offload.as_ref().filter(|_| config.prefix_cache)?;
     let backend = runner.backend();
-    let Some(layouts) = PartLayouts::of(runner) else {
+    let Some(layouts) = EntryLayouts::of(runner) else {
         tracing::warn!(backend, "this runner's KV blocks cannot be offloaded");
         return None;
     };
     let commands = commands.clone();
     let wake = move || {
-        // An engine that has ended waits for nothing.
+        // An engine that has ended needs no wake-up.
         let _ = commands.send(Command::BlocksRead);
     };
-    // Other devices may compute other bits.
+    // Results of other devices may differ in their bits.
     let placement = runner.placement();
     let identity = (&*offload.model, &*placement);
-    match HostCache::start(offload.store.clone(), identity, &layouts, wake) {
-        Ok(host) => Some(Arc::new(host)),
+    match OffloadConnector::start(offload.store.clone(), identity, &layouts, wake) {
+        Ok(connector) => Some(Arc::new(connector)),
         Err(e) => {
             let reason = e.to_string();
             tracing::warn!(reason, "KV blocks are not offloaded");
@@ -47,87 +47,87 @@ pub(super) fn host_cache(
 }
 
 impl StepLoop<'_> {
-    /// Moves the parts that a plan gave to others, and those that it takes back. To be called after each plan, and again
-    /// when it has begun, before the step is submitted.
-    pub(super) fn move_parts(&mut self) -> Result<()> {
-        let Some(host) = self.host.clone() else {
+    /// Offloads the entries that a plan evicted and restores those that it needs. Must be called after each plan, and again
+    /// after [`Scheduler::begin`](crate::scheduler::Scheduler::begin), before the step is submitted.
+    pub(super) fn move_entries(&mut self) -> Result<()> {
+        let Some(connector) = self.offload.clone() else {
             return Ok(());
         };
-        // What has a new owner leaves before that one's parts come.
+        // Evicted entries are read before restored ones overwrite their memory.
         let evicted = self.scheduler.take_evicted();
-        self.offload(&host, evicted, None)?;
+        self.offload_prefixes(&connector, evicted, None)?;
         let Restores {
-            parts,
+            entries,
             tokens_from_ram,
             tokens_from_disk,
         } = self.scheduler.take_restores();
-        for restore in &parts {
+        for restore in &entries {
             let bytes = restore.from.stored.bytes();
             match restore.to {
-                CachePart::Block { group, block } => {
+                CacheEntry::Block { group, block } => {
                     self.runner.write_kv_blocks(group, &[block], bytes)?;
                 }
-                CachePart::State(slot) => self.runner.write_state(slot, bytes)?,
+                CacheEntry::State(slot) => self.runner.write_state(slot, bytes)?,
             }
         }
-        if !parts.is_empty() {
-            host.count(tokens_from_ram, tokens_from_disk);
-            let parts = parts.len();
+        if !entries.is_empty() {
+            connector.count(tokens_from_ram, tokens_from_disk);
+            let parts = entries.len();
             tracing::debug!(parts, tokens_from_ram, tokens_from_disk, "taken back");
         }
         Ok(())
     }
 
-    /// Keeps what the prefix cache has, when nothing more is computed.
-    pub(super) fn keep_cached(&mut self) {
-        let Some(host) = self.host.clone() else {
+    /// Offloads the whole prefix cache when the engine ends.
+    pub(super) fn offload_cached(&mut self) {
+        let Some(connector) = self.offload.clone() else {
             return;
         };
         let cached = self.scheduler.pool().cached_prefixes();
-        let deadline = Instant::now() + LAST_PARTS;
-        if let Err(error) = self.offload(&host, cached, Some(deadline)) {
+        let deadline = Instant::now() + FINAL_OFFLOAD_TIMEOUT;
+        if let Err(error) = self.offload_prefixes(&connector, cached, Some(deadline)) {
             let reason = error.to_string();
             tracing::warn!(reason, "KV blocks are not kept");
         }
     }
 
-    fn offload(
+    fn offload_prefixes(
         &mut self,
-        host: &HostCache,
+        connector: &OffloadConnector,
         mut prefixes: Vec<CachedPrefix>,
         deadline: Option<Instant>,
     ) -> Result<()> {
-        prefixes.retain(|prefix| host.wants(prefix));
-        // A read waits for the device, so those of a kind are read together.
-        prefixes.sort_by_key(|prefix| prefix.part.kind());
-        for some in prefixes.chunk_by(|a, b| a.part.kind() == b.part.kind()) {
-            for some in some.chunks(READ_TOGETHER) {
+        prefixes.retain(|prefix| connector.wants(prefix));
+        // A read waits for the device, so entries of one kind are read together.
+        prefixes.sort_by_key(|prefix| prefix.entry.kind());
+        for some in prefixes.chunk_by(|a, b| a.entry.kind() == b.entry.kind()) {
+            for some in some.chunks(READ_BATCH) {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                     tracing::warn!("KV blocks are not kept: there was no more time");
                     return Ok(());
                 }
-                let size = host.part_bytes(some[0].part.kind());
-                self.read_parts(some, size)?;
+                let size = connector.entry_bytes(some[0].entry.kind());
+                self.read_entries(some, size)?;
                 for (i, prefix) in some.iter().enumerate() {
                     let bytes = &self.kv_bytes[i * size..(i + 1) * size];
-                    host.keep(prefix, bytes, deadline);
+                    connector.store(prefix, bytes, deadline);
                 }
             }
         }
         Ok(())
     }
 
-    /// Reads parts of one kind, each of so many bytes, to `kv_bytes`.
-    fn read_parts(&mut self, parts: &[CachedPrefix], size: usize) -> Result<()> {
-        self.kv_bytes.resize(size * parts.len(), 0);
+    /// Reads entries of one kind, each of `size` bytes, to `kv_bytes`.
+    fn read_entries(&mut self, entries: &[CachedPrefix], size: usize) -> Result<()> {
+        self.kv_bytes.resize(size * entries.len(), 0);
         let (mut blocks, mut of_group) = (Vec::<BlockId>::new(), 0);
-        for (i, prefix) in parts.iter().enumerate() {
-            match prefix.part {
-                CachePart::State(slot) => {
+        for (i, prefix) in entries.iter().enumerate() {
+            match prefix.entry {
+                CacheEntry::State(slot) => {
                     let bytes = &mut self.kv_bytes[i * size..(i + 1) * size];
                     self.runner.read_state(slot, bytes)?;
                 }
-                CachePart::Block { group, block } => {
+                CacheEntry::Block { group, block } => {
                     of_group = group;
                     blocks.push(block);
                 }

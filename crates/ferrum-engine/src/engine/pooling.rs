@@ -1,18 +1,18 @@
-//! One vector for a text, made of the hidden states of its tokens.
+//! Pools the hidden states of a text into one vector.
 
 pub use ferrum_models::Pooling;
 
-/// The states of one text so far.
+/// Pooled states of the tokens so far.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct PoolingState {
     pooling: Pooling,
     /// In f64 and in the order of positions, so that chunks change no bit.
     sum: Vec<f64>,
-    /// Positions that are in `sum`.
+    /// Number of positions in `sum`.
     seen: usize,
 }
 
-impl Pool {
+impl PoolingState {
     pub(super) fn new(pooling: Pooling, dim: usize) -> Self {
         Self {
             pooling,
@@ -21,7 +21,7 @@ impl Pool {
         }
     }
 
-    /// Takes the state at a position. Those that were there before a preemption are not counted twice.
+    /// Adds the state at a position. Positions that were added before a preemption are not counted twice.
     pub(super) fn add(&mut self, position: usize, state: &[f32]) {
         if position < self.seen {
             return;

@@ -1,4 +1,4 @@
-//! What an engine is asked, and what it answers.
+//! Engine requests, events and limits.
 
 use super::stats::{MAX_DRAFT_TOKENS, Progress};
 use super::{Command, EngineHandle, Pooling};
@@ -20,46 +20,45 @@ pub const MAX_STOPS: usize = 16;
 pub const MAX_STOP_BYTES: usize = 1024;
 /// Most stop tokens.
 pub const MAX_STOP_TOKENS: usize = 1024;
-/// Most alternatives of which log-probabilities are given.
+/// Most alternatives for which log-probabilities are returned.
 pub const MAX_LOGPROBS: usize = 20;
-/// Most log-probabilities that a request may be given: of all choices and the prompt, with alternatives. Whoever
-/// takes them may have to keep them all.
+/// Most log-probabilities of a request: of all choices and the prompt, with alternatives. The receiver may have to keep
+/// them all in memory.
 pub const MAX_LOGPROB_ENTRIES: usize = 1 << 22;
 
-/// A prompt, and what is wanted of it.
+/// A prompt and the parameters of generation.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Tokens, at least one.
     pub prompt: Vec<TokenId>,
-    /// Images in it, in order. Choices about them are made like those about any prompt, but its tokens have no
-    /// log-probabilities.
+    /// Images in it, in order. A prompt with images has no prompt log-probabilities.
     pub images: Vec<PromptImage>,
-    /// How to choose tokens and when to stop.
+    /// Sampling parameters and stop conditions.
     pub generation: Generation,
-    /// How many answers; each has a random sequence of its own.
+    /// Number of choices; each has its own random sequence.
     pub n: usize,
     /// Log-probabilities of each generated token and of this many alternatives.
     pub logprobs: Option<usize>,
     /// Log-probabilities of each prompt token but the first, and of this many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// Most tokens to draft at a time from what the text already says (prompt lookup); 0: none. The
-    /// answer is the same; it comes in fewer, larger steps. The runner needs more rows of logits than
-    /// sequences for it.
+    /// Most tokens of a draft from prompt lookup; 0: no drafts. The output is the same, in fewer, larger steps. The
+    /// runner needs more rows of logits than sequences for it.
     pub draft_tokens: usize,
-    /// What each answer has to be. It ends when it is that and nothing can follow, and it may end
-    /// wherever it is that; `max_tokens` or the context may end it before.
+    /// Grammar that constrains each choice. The model may end a choice wherever the grammar allows it, and the choice
+    /// finishes when nothing more can follow; `max_tokens` or the context may end it earlier.
     pub grammar: Option<Constraint>,
-    /// Special tokens whose text is a part of the answer's; those of others is left out.
-    pub shown_tokens: Vec<TokenId>,
-    /// Whether an answer goes on with the prompt's text, so that a space at its beginning is meant: decoders of
-    /// SentencePiece take it off where a text begins.
-    pub goes_on: bool,
-    /// Instead of an answer, one vector for the prompt: [`Event::Embedding`]. The fields about answers
-    /// mean nothing then, and there is one choice.
+    /// Special tokens whose text is part of the output; the text of others is left out.
+    pub visible_special_tokens: Vec<TokenId>,
+    /// Whether the output continues the prompt's text, so that a space at its beginning is kept: SentencePiece decoders
+    /// strip it at the beginning of a text.
+    pub continues_prompt: bool,
+    /// Returns one vector for the prompt, [`Event::Embedding`], instead of generating tokens. The fields about generation
+    /// are ignored then, and `n` is 1.
     pub pooling: Option<Pooling>,
-    /// Higher goes first, by [`EngineConfig::head_start`](super::EngineConfig::head_start) steps a level.
+    /// Higher is scheduled first, by
+    /// [`EngineConfig::priority_step_credit`](super::EngineConfig::priority_step_credit) steps a level.
     pub priority: i8,
-    /// After this time it ends, wherever it is.
+    /// Time after which the request ends, finished or not.
     pub timeout: Option<Duration>,
     /// Requests of different tenants share nothing in the prefix cache.
     pub tenant: Option<String>,
@@ -68,7 +67,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// One answer to `prompt`.
+    /// A request for one choice after `prompt`.
     pub fn new(prompt: Vec<TokenId>, generation: Generation) -> Self {
         Self {
             prompt,
@@ -79,8 +78,8 @@ impl Request {
             prompt_logprobs: None,
             draft_tokens: 0,
             grammar: None,
-            shown_tokens: Vec::new(),
-            goes_on: false,
+            visible_special_tokens: Vec::new(),
+            continues_prompt: false,
             pooling: None,
             priority: 0,
             timeout: None,
@@ -90,23 +89,23 @@ impl Request {
     }
 }
 
-/// Names a request.
+/// Identifies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(super) u64);
 
-/// Why a request is not answered.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A part of the request is not acceptable.
+    /// A field of the request is invalid.
     #[error("{field}: {reason}")]
     Invalid {
-        /// Which part.
+        /// The field.
         field: &'static str,
         /// What was found and what was expected.
         reason: String,
     },
-    /// The prompt does not fit, or leaves no room for an answer.
+    /// The prompt does not fit, or leaves no room for a token.
     #[error("the prompt has {requested} tokens, the context holds {capacity}")]
     ContextOverflow {
         /// Tokens of the prompt.
@@ -114,7 +113,7 @@ pub enum EngineError {
         /// Tokens that fit.
         capacity: usize,
     },
-    /// Too many wait already.
+    /// The queue is full.
     #[error("the engine is overloaded: {waiting} of {limit} places in the queue are taken")]
     Overloaded {
         /// Sequences that wait.
@@ -122,18 +121,18 @@ pub enum EngineError {
         /// Most that may.
         limit: usize,
     },
-    /// The engine ends and takes nothing more.
+    /// The engine is shutting down and accepts no requests.
     #[error("the engine is shutting down")]
     ShuttingDown,
     /// The engine has failed.
     #[error("the engine has failed: {0}")]
     Failed(String),
-    /// The model computed no numbers for this request; others are not affected.
+    /// The model computed NaN for this request; others are not affected.
     #[error("the model failed on this request: it computed no numbers (NaN)")]
     NotANumber,
 }
 
-/// What ended an answer early.
+/// What stopped a choice before a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopMatch {
     /// One of the stop strings.
@@ -142,7 +141,7 @@ pub enum StopMatch {
     Token(TokenId),
 }
 
-/// Tokens that a request took.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -161,7 +160,7 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// What happens to a request. The last is `Done` or `Failed`, and there is exactly one of them.
+/// An event of a request. The last one is `Done` or `Failed`, and there is exactly one of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Log-probabilities of prompt tokens, from the second on, in one part or several.
@@ -174,9 +173,9 @@ pub enum Event {
         choice: usize,
         /// The token.
         token: TokenId,
-        /// Text that is certain now: whole characters that begin no stop string. May be empty.
+        /// Text that is final now: whole characters that begin no stop string. May be empty.
         text: String,
-        /// If they were asked for.
+        /// If they were requested.
         logprobs: Option<Logprobs>,
     },
     /// A choice has ended.
@@ -185,16 +184,16 @@ pub enum Event {
         choice: usize,
         /// Text that was held back.
         text: String,
-        /// Why.
+        /// Why it ended.
         reason: FinishReason,
-        /// What was met, for [`FinishReason::Stop`].
+        /// The stop string or token, for [`FinishReason::Stop`].
         stop: Option<StopMatch>,
-        /// Those of the stop token that was met, if they were asked for.
+        /// Log-probabilities of the stop token, if they were requested.
         logprobs: Option<Logprobs>,
     },
     /// All choices have ended.
     Done(Usage),
-    /// The request could not be answered, or not to its end.
+    /// The request failed.
     Failed(EngineError),
 }
 
@@ -230,12 +229,12 @@ impl EventStream {
         self.progress.queued()
     }
 
-    /// How far it has come, also for those who look on without the stream.
+    /// Its progress, also for monitoring without the stream.
     pub fn progress(&self) -> Arc<Progress> {
         Arc::clone(&self.progress)
     }
 
-    /// The request's name.
+    /// Identifies the request.
     pub fn id(&self) -> RequestId {
         self.id
     }
@@ -245,7 +244,7 @@ impl EventStream {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The next event as a poll, for whoever implements a `Stream`.
+    /// Polls for the next event, for implementations of `Stream`.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         if self.ended {
             return Poll::Ready(None);
@@ -267,9 +266,9 @@ impl EventStream {
         Some(self.take(event))
     }
 
-    /// Passes an event on, and makes one up where the engine ended without a word.
+    /// Passes an event on; if the engine ended without one, creates the last event.
     fn take(&mut self, event: Option<Event>) -> Event {
-        let event = event.unwrap_or_else(|| Event::Failed(self.engine.ending()));
+        let event = event.unwrap_or_else(|| Event::Failed(self.engine.end_error()));
         self.ended = event.is_last();
         event
     }
@@ -283,17 +282,17 @@ impl Drop for EventStream {
     }
 }
 
-/// A request on its way to the engine's thread.
+/// A request that is sent to the engine's thread.
 pub(super) struct Submission {
     pub(super) id: RequestId,
     pub(super) request: Request,
-    pub(super) came: Duration,
+    pub(super) arrived_at: Duration,
     pub(super) deadline: Option<Duration>,
     pub(super) events: mpsc::Sender<Event>,
     pub(super) progress: Arc<Progress>,
 }
 
-/// What a request is held against before anything is kept for it.
+/// Limits that a request is checked against before anything is allocated for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) vocab_size: usize,
@@ -313,9 +312,9 @@ impl Limits {
         if request.prompt.is_empty() {
             return invalid("prompt", "it has no token".into());
         }
-        // An answer has at least one token, and prompt and answer have the context together.
-        let answers = request.pooling.is_none() && generation.max_tokens > 0;
-        if request.prompt.len() + usize::from(answers) > self.capacity {
+        // A choice has at least one token, and prompt and output share the context.
+        let generates = request.pooling.is_none() && generation.max_tokens > 0;
+        if request.prompt.len() + usize::from(generates) > self.capacity {
             return Err(EngineError::ContextOverflow {
                 requested: request.prompt.len(),
                 capacity: self.capacity,
@@ -330,7 +329,11 @@ impl Limits {
             ("n", request.n, MAX_CHOICES),
             ("stop", generation.stop.len(), MAX_STOPS),
             ("stop tokens", generation.stop_tokens.len(), MAX_STOP_TOKENS),
-            ("shown tokens", request.shown_tokens.len(), MAX_STOP_TOKENS),
+            (
+                "shown tokens",
+                request.visible_special_tokens.len(),
+                MAX_STOP_TOKENS,
+            ),
             ("draft tokens", request.draft_tokens, MAX_DRAFT_TOKENS),
             ("logprobs", request.logprobs.unwrap_or(0), MAX_LOGPROBS),
             (
@@ -410,14 +413,14 @@ impl Limits {
         }
     }
 
-    /// Holds what may have to be gathered against its bound.
+    /// Checks the number of log-probabilities against [`MAX_LOGPROB_ENTRIES`].
     fn check_logprobs(&self, request: &Request) -> Result<(), EngineError> {
-        let entries = |wanted: Option<usize>, positions: usize| {
-            wanted.map_or(0, |top| positions.saturating_mul(top + 1))
+        let entries = |top: Option<usize>, positions: usize| {
+            top.map_or(0, |top| positions.saturating_mul(top + 1))
         };
-        let answers = request.n.saturating_mul(self.most_tokens(request));
+        let generated = request.n.saturating_mul(self.most_tokens(request));
         let prompt = entries(request.prompt_logprobs, request.prompt.len());
-        let found = prompt.saturating_add(entries(request.logprobs, answers));
+        let found = prompt.saturating_add(entries(request.logprobs, generated));
         if found <= MAX_LOGPROB_ENTRIES {
             return Ok(());
         }
@@ -429,7 +432,7 @@ impl Limits {
         invalid("logprobs", reason)
     }
 
-    /// Holds images against the prompt, and against what a step can have of them.
+    /// Checks images against the prompt and the limits of a step.
     fn check_images(&self, request: &Request) -> Result<(), EngineError> {
         let mut free = 0;
         for PromptImage { start, image } in &request.images {
@@ -467,14 +470,14 @@ impl Limits {
         }
     }
 
-    /// Most tokens that an answer can have.
+    /// Most tokens that a choice can have.
     pub(super) fn most_tokens(&self, request: &Request) -> usize {
         let room = self.capacity.saturating_sub(request.prompt.len());
         request.generation.max_tokens.min(room)
     }
 
-    /// Most events that a request can have, so that its channel is never full: memory is taken for
-    /// those that are there and not for those that may be.
+    /// Most events that a request can have, so that its channel is never full. The channel allocates memory for
+    /// queued events only.
     pub(super) fn most_events(&self, request: &Request) -> usize {
         let tokens = self.most_tokens(request) + 1;
         let events = request.n.saturating_mul(tokens);

@@ -1,20 +1,20 @@
 //! How many draft tokens a step has, and whether drafting makes decoding faster: for all sources of drafts.
 //!
-//! Speculative decoding never changes an answer, only the time that it takes.
+//! Speculative decoding changes how long generation takes, never what is generated.
 
-/// How many tokens to draft for a sequence: more while drafts are right, none for a while after some that
-/// were all wrong.
+/// How many tokens to draft for a sequence: more while drafts are accepted, none for some steps after several drafts
+/// without an accepted token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DraftLength {
     most: usize,
     length: usize,
-    /// Drafts in a row of which nothing was right.
+    /// Consecutive drafts without an accepted token.
     misses: u32,
-    /// Steps to go without a draft.
+    /// Remaining steps without a draft.
     pause: u32,
 }
 
-/// Drafts in a row that may be all wrong.
+/// Consecutive drafts without an accepted token before a pause.
 const MISSES: u32 = 4;
 
 impl DraftLength {
@@ -39,17 +39,17 @@ impl DraftLength {
         }
     }
 
-    /// How the last draft turned out: of `tried` tokens, `right` were right.
-    pub(super) fn learn(&mut self, tried: usize, right: usize) {
-        if tried == 0 {
+    /// Records the outcome of the last draft: how many tokens it had, and how many were accepted.
+    pub(super) fn record(&mut self, drafted: usize, accepted: usize) {
+        if drafted == 0 {
             return;
         }
-        self.length = match right == tried {
+        self.length = match accepted == drafted {
             true => self.length * 2,
-            false => right + 1,
+            false => accepted + 1,
         };
         self.length = self.length.min(self.most);
-        self.misses = if right == 0 { self.misses + 1 } else { 0 };
+        self.misses = if accepted == 0 { self.misses + 1 } else { 0 };
         if let Some(more) = self.misses.checked_sub(MISSES) {
             self.pause = 8 << more.min(5);
         }
@@ -62,20 +62,20 @@ impl DraftLength {
 pub(super) struct DraftSpeedup {
     /// Seconds for a token of each sequence, in steps without drafts and with them.
     seconds: [Option<f64>; 2],
-    /// Since the last trial began.
+    /// Steps since the last trial began.
     steps: u32,
-    /// Measurements of the way that looks worse that are still to come.
+    /// Remaining measurements of the slower mode in the current trial.
     trial: u32,
 }
 
-/// Steps after which the way that looks worse is tried again, and how many are measured then.
+/// Steps between two trials of the slower mode, and measurements in each.
 const PERIOD: u32 = 128;
 const TRIAL: u32 = 4;
 
-/// Steps after which a trial ends, measured or not: the small model may never catch up.
+/// Steps after which a trial ends, measured or not: the draft model may never catch up.
 const LONGEST_TRIAL: u32 = 32;
 
-/// How much a new measurement counts.
+/// Weight of a new measurement in the mean.
 const FRESH: f64 = 0.2;
 
 impl DraftSpeedup {
@@ -99,20 +99,20 @@ impl DraftSpeedup {
         }
     }
 
-    /// A step gave `tokens` tokens to `sequences` sequences in `seconds`, its drafts included.
-    pub(super) fn learn(&mut self, drafted: bool, seconds: f64, tokens: usize, sequences: usize) {
+    /// Records a step that generated `tokens` tokens for `sequences` sequences in `seconds`, its drafts included.
+    pub(super) fn record(&mut self, drafted: bool, seconds: f64, tokens: usize, sequences: usize) {
         if tokens == 0 {
             return;
         }
         let tried = self.trial > 0 && drafted != self.drafting_is_best();
-        // What it was like long ago says little.
+        // Measurements from before the trial are outdated.
         let old = self.seconds[usize::from(drafted)].filter(|_| !tried || self.trial < TRIAL);
         let found = seconds * sequences as f64 / tokens as f64;
         let mean = old.map_or(found, |old| old + FRESH * (found - old));
         self.trial -= u32::from(tried);
         self.seconds[usize::from(drafted)] = Some(mean);
         if tried && drafted == self.drafting_is_best() {
-            // It is the better way now, and what follows is no trial any more.
+            // It is the faster mode now, so the trial is over.
             self.trial = 0;
         }
     }
@@ -123,25 +123,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_grow_while_they_are_right() {
+    fn drafts_grow_while_they_are_accepted() {
         let mut length = DraftLength::new(10);
-        for (tried, right, expected) in [(0, 0, 4), (4, 4, 8), (8, 8, 10), (10, 3, 4), (4, 0, 1)] {
-            length.learn(tried, right);
+        for (drafted, accepted, expected) in
+            [(0, 0, 4), (4, 4, 8), (8, 8, 10), (10, 3, 4), (4, 0, 1)]
+        {
+            length.record(drafted, accepted);
             assert_eq!(length.next(), expected);
         }
     }
 
     #[test]
-    fn after_nothing_but_wrong_guesses_there_is_a_pause() {
+    fn drafting_pauses_after_rejected_drafts() {
         let mut length = DraftLength::new(8);
         let mut pauses = Vec::new();
         for _ in 0..12 {
-            length.learn(1, 0);
+            length.record(1, 0);
             let pause = (0..).take_while(|_| length.next() == 0).count();
             pauses.push(pause);
         }
         assert_eq!(pauses, [0, 0, 0, 8, 16, 32, 64, 128, 256, 256, 256, 256]);
-        length.learn(1, 1);
+        length.record(1, 1);
         assert_eq!(length.next(), 2);
     }
 
@@ -152,8 +154,8 @@ mod tests {
         let steps = (0..1000).filter(|_| {
             let drafts = speedup.drafts();
             match drafts {
-                true => speedup.learn(true, seconds, tokens * 3, 3),
-                false => speedup.learn(false, 1.0, 3, 3),
+                true => speedup.record(true, seconds, tokens * 3, 3),
+                false => speedup.record(false, 1.0, 3, 3),
             }
             drafts
         });
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_pay_is_turned_off_and_tried_again() {
+    fn slow_drafting_is_turned_off_and_tried_again() {
         assert!(drafted(2.0, 3) > 950);
         assert!(drafted(1.1, 2) > 950);
         for (seconds, tokens) in [(2.0, 1), (3.1, 3), (5.0, 4)] {
@@ -176,7 +178,7 @@ mod tests {
         let mut run = |steps: usize, seconds: f64| {
             let drafted = (0..steps).filter(|_| {
                 let drafts = speedup.drafts();
-                speedup.learn(drafts, if drafts { seconds } else { 1.0 }, 1, 1);
+                speedup.record(drafts, if drafts { seconds } else { 1.0 }, 1, 1);
                 drafts
             });
             drafted.count()

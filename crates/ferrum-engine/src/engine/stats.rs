@@ -1,29 +1,29 @@
-//! Figures of an engine, for metrics.
+//! Statistics of an engine, for metrics.
 
 use crate::offload::OffloadStats;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Most tokens that are drafted at a time.
+/// Most tokens of a draft.
 pub const MAX_DRAFT_TOKENS: usize = 64;
 
-/// Upper bounds by which [`StepSizes`] counts steps.
-pub const STEP_TOKENS: [usize; 13] = [
+/// Upper bounds of the buckets of [`StepSizeHistogram`], in tokens.
+pub const STEP_SIZE_BUCKETS: [usize; 13] = [
     1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 ];
 
-/// Steps by how many tokens they computed: one count for each bound, and one for what is above them all.
+/// Histogram of tokens per step: one count for each bucket of [`STEP_SIZE_BUCKETS`], and one for larger steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepSizes(pub [u64; STEP_TOKENS.len() + 1]);
+pub struct StepSizeHistogram(pub [u64; STEP_SIZE_BUCKETS.len() + 1]);
 
-impl StepSizes {
+impl StepSizeHistogram {
     /// Counts a step.
     pub(crate) fn add(&mut self, tokens: usize) {
-        self.0[STEP_TOKENS.partition_point(|&bound| bound < tokens)] += 1;
+        self.0[STEP_SIZE_BUCKETS.partition_point(|&bound| bound < tokens)] += 1;
     }
 
-    fn after(mut self, past: &Self) -> Self {
+    fn with_earlier(mut self, past: &Self) -> Self {
         for (count, past) in self.0.iter_mut().zip(past.0) {
             *count += past;
         }
@@ -31,14 +31,14 @@ impl StepSizes {
     }
 }
 
-/// What drafts were, and what came of them.
+/// Draft statistics, with acceptance counts by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftCounts {
-    /// Drafts that were computed.
+    /// Number of drafts that were verified.
     pub drafts: u64,
-    /// Tokens of the longest.
+    /// Tokens of the longest draft.
     pub longest: usize,
-    /// By place in the draft, from the first: how often the token there was right.
+    /// How often the token at each position of a draft was accepted, from the first.
     pub accepted_at: [u64; MAX_DRAFT_TOKENS],
 }
 
@@ -53,16 +53,16 @@ impl Default for DraftCounts {
 }
 
 impl DraftCounts {
-    /// Counts a draft whose first `right` tokens were.
-    pub(super) fn add(&mut self, tokens: usize, right: usize) {
+    /// Counts a draft whose first `accepted` tokens were accepted.
+    pub(super) fn add(&mut self, tokens: usize, accepted: usize) {
         self.drafts += 1;
         self.longest = self.longest.max(tokens);
-        for count in self.accepted_at.iter_mut().take(right) {
+        for count in self.accepted_at.iter_mut().take(accepted) {
             *count += 1;
         }
     }
 
-    fn after(mut self, past: &Self) -> Self {
+    fn with_earlier(mut self, past: &Self) -> Self {
         self.drafts += past.drafts;
         self.longest = self.longest.max(past.longest);
         for (count, past) in self.accepted_at.iter_mut().zip(past.accepted_at) {
@@ -72,7 +72,7 @@ impl DraftCounts {
     }
 }
 
-/// How far a request has come, for whoever waits for it.
+/// Progress of a request.
 #[derive(Debug, Default)]
 pub struct Progress {
     pub(super) queued: OnceLock<Duration>,
@@ -97,7 +97,7 @@ impl Progress {
     }
 }
 
-/// What an engine did since its start, and what it is doing.
+/// Counters of an engine since its start, and its current state.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
     /// Sequences with blocks.
@@ -126,9 +126,9 @@ pub struct EngineStats {
     pub generated_tokens: u64,
     /// Tokens that were drafted and computed.
     pub draft_tokens: u64,
-    /// Those of them that were right.
+    /// Those of them that were accepted.
     pub accepted_tokens: u64,
-    /// Drafts by what came of them.
+    /// Draft statistics.
     pub drafts: DraftCounts,
     /// Whether requests share what they have in common.
     pub prefix_cache: bool,
@@ -141,11 +141,11 @@ pub struct EngineStats {
     /// Steps.
     pub steps: u64,
     /// Steps by how many tokens they computed.
-    pub step_sizes: StepSizes,
+    pub step_sizes: StepSizeHistogram,
     /// Time of all steps, from planning to the last event.
     pub step_time: Duration,
-    /// Time of it that the model took, until its logits were here. The rest is planning, guessing with a
-    /// small model, choosing tokens, making text of them and telling.
+    /// Time of it that the model took, until its outputs were read. The rest is planning, drafting with a
+    /// draft model, sampling, detokenising and sending events.
     pub model_time: Duration,
     /// Time of the last step.
     pub last_step_time: Duration,
@@ -156,8 +156,8 @@ pub struct EngineStats {
 }
 
 impl EngineStats {
-    /// These figures with what was counted before by engines that are no more, so that counts go on.
-    pub fn after(self, past: &EngineStats) -> Self {
+    /// Adds the counters of earlier engines.
+    pub fn with_earlier(self, past: &EngineStats) -> Self {
         Self {
             prompt_tokens: past.prompt_tokens + self.prompt_tokens,
             cached_tokens: past.cached_tokens + self.cached_tokens,
@@ -169,8 +169,8 @@ impl EngineStats {
             finished_requests: past.finished_requests + self.finished_requests,
             nan_failures: past.nan_failures + self.nan_failures,
             steps: past.steps + self.steps,
-            step_sizes: self.step_sizes.after(&past.step_sizes),
-            drafts: self.drafts.after(&past.drafts),
+            step_sizes: self.step_sizes.with_earlier(&past.step_sizes),
+            drafts: self.drafts.with_earlier(&past.drafts),
             step_time: past.step_time + self.step_time,
             model_time: past.model_time + self.model_time,
             offload: OffloadStats {
@@ -179,7 +179,7 @@ impl EngineStats {
                 damaged: past.offload.damaged + self.offload.damaged,
                 ..self.offload
             },
-            // What is going on is only here.
+            // The current state is this engine's.
             ..self
         }
     }

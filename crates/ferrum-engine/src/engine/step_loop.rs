@@ -1,8 +1,8 @@
-//! The engine's thread: commands, a step, events, and again.
+//! The loop of the engine's thread: handles commands, runs steps, sends events.
 
 use super::adapters::AdapterState;
 use super::admission::RequestState;
-use super::answer::{Answer, Chosen};
+use super::choice::{ChoiceState, SampleOutcome};
 use super::drafter::Drafter;
 use super::overlap::StepInFlight;
 use super::request::RequestId;
@@ -11,7 +11,7 @@ use super::step::{PlannedStep, Timestamp};
 use super::step_time::StepTimeModel;
 use super::{Command, Phase, Shared};
 use crate::grammar::MaskThreads;
-use crate::offload::HostCache;
+use crate::offload::OffloadConnector;
 use crate::pool::BlockTable;
 use crate::scheduler::Scheduler;
 use crate::{FinishReason, StepRunner};
@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// How long to wait for files before looking at deadlines again.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long to wait for files before deadlines are checked again.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Everything on the engine's thread.
+/// State of the engine's thread.
 pub(super) struct StepLoop<'a> {
     pub(super) runner: Box<dyn StepRunner>,
     pub(super) draft: Option<Drafter>,
@@ -35,41 +35,41 @@ pub(super) struct StepLoop<'a> {
     pub(super) scheduler: Scheduler,
     pub(super) shared: &'a Shared,
     inbox: &'a Receiver<Command>,
-    pub(super) open: HashMap<RequestId, RequestState>,
-    /// On the runner.
+    pub(super) requests: HashMap<RequestId, RequestState>,
+    /// LoRA adapters on the runner.
     pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
-    pub(super) answers: HashMap<SeqId, Answer<'a>>,
+    pub(super) choices: HashMap<SeqId, ChoiceState<'a>>,
     pub(super) next_seq: u64,
-    /// Whether a step may begin while another is in flight.
+    /// Whether a step may be submitted while another is in flight.
     pub(super) overlaps: bool,
-    /// The step that the device has, between two turns.
-    pub(super) flight: Option<StepInFlight>,
-    /// Memory of steps that have ended.
+    /// The submitted step, between two calls of [`advance`](Self::advance).
+    pub(super) in_flight: Option<StepInFlight>,
+    /// Memory of steps that have ended, for reuse.
     pub(super) spare: Vec<PlannedStep>,
-    /// When the last step was collected, and when its tokens were told.
+    /// When the last step was collected, and when its events were sent.
     pub(super) last_collected: Timestamp,
     pub(super) last_ended: Instant,
-    /// By rows of logits: what is read of each.
-    pub(super) wanted: Vec<Readback>,
-    /// What was read of the step.
+    /// By row of logits: what is read of it.
+    pub(super) readbacks: Vec<Readback>,
+    /// Outputs of the collected step.
     pub(super) output: StepOutput,
-    /// By rows of logits: what was chosen on other threads.
-    pub(super) chosen: Vec<Option<Chosen>>,
-    /// There once a request has a grammar.
+    /// By row of logits: tokens that were sampled in parallel.
+    pub(super) chosen: Vec<Option<SampleOutcome>>,
+    /// Started with the first request that has a grammar.
     pub(super) mask_threads: Option<MaskThreads>,
     pub(super) probe_wanted: bool,
     last_check: Option<Duration>,
     pub(super) generated: u64,
     pub(super) model_time: Duration,
-    /// Tokens that were drafted, and those that were right.
+    /// Tokens that were drafted, and those that were accepted.
     pub(super) drafted: (u64, u64),
     pub(super) drafts: DraftCounts,
-    pub(super) pace: StepTimeModel,
-    /// Where blocks are that the device has no room for.
-    pub(super) host: Option<Arc<HostCache>>,
-    /// Memory for blocks on their way there.
+    pub(super) step_time: StepTimeModel,
+    /// The offload tiers.
+    pub(super) offload: Option<Arc<OffloadConnector>>,
+    /// Buffer for entries that are read from the device.
     pub(super) kv_bytes: Vec<u8>,
-    /// Whether nothing can be computed before files were read.
+    /// Whether all sequences wait for files that are being read.
     pub(super) waits_for_files: bool,
 }
 
@@ -90,18 +90,18 @@ impl<'a> StepLoop<'a> {
             scheduler,
             shared,
             inbox,
-            open: HashMap::new(),
+            requests: HashMap::new(),
             adapters: BTreeMap::new(),
-            answers: HashMap::new(),
+            choices: HashMap::new(),
             next_seq: 0,
-            flight: None,
+            in_flight: None,
             spare: Vec::new(),
             last_collected: Timestamp {
                 instant: now,
                 clock: Duration::ZERO,
             },
             last_ended: now,
-            wanted: Vec::new(),
+            readbacks: Vec::new(),
             output: StepOutput::default(),
             chosen: Vec::new(),
             mask_threads: None,
@@ -111,14 +111,14 @@ impl<'a> StepLoop<'a> {
             model_time: Duration::ZERO,
             drafted: (0, 0),
             drafts: DraftCounts::default(),
-            pace: StepTimeModel::new(shared.config.step_time),
-            host: None,
+            step_time: StepTimeModel::new(shared.config.step_time),
+            offload: None,
             kv_bytes: Vec::new(),
             waits_for_files: false,
         }
     }
 
-    /// Runs until it is told to stop.
+    /// Runs until a command stops it.
     pub(super) fn run(&mut self) -> Result<()> {
         self.update_stats(None);
         while self.read_commands()?.is_continue() {
@@ -127,7 +127,7 @@ impl<'a> StepLoop<'a> {
                 self.finish(id, FinishReason::Deadline.into());
             }
             if self.has_work() {
-                self.turn()?;
+                self.advance()?;
             } else if self.probe_wanted {
                 self.probe()?;
             }
@@ -136,10 +136,10 @@ impl<'a> StepLoop<'a> {
     }
 
     fn has_work(&self) -> bool {
-        !self.scheduler.is_empty() || self.flight.is_some()
+        !self.scheduler.is_empty() || self.in_flight.is_some()
     }
 
-    /// Carries out what has been asked, and waits for more when there is nothing else to do.
+    /// Executes pending commands, and waits for commands while there is nothing else to do.
     fn read_commands(&mut self) -> Result<ControlFlow<()>> {
         loop {
             let command = match self.inbox.try_recv() {
@@ -147,9 +147,9 @@ impl<'a> StepLoop<'a> {
                 Err(TryRecvError::Disconnected) => return Ok(ControlFlow::Break(())),
                 Err(TryRecvError::Empty) if self.waits_for_files && !self.probe_wanted => {
                     self.waits_for_files = false;
-                    match self.inbox.recv_timeout(LOOK_AGAIN) {
+                    match self.inbox.recv_timeout(POLL_INTERVAL) {
                         Ok(command) => command,
-                        // Deadlines pass meanwhile.
+                        // Deadlines may have passed meanwhile.
                         Err(_) => return Ok(ControlFlow::Continue(())),
                     }
                 }
@@ -157,7 +157,7 @@ impl<'a> StepLoop<'a> {
                     if self.has_work() || self.probe_wanted {
                         return Ok(ControlFlow::Continue(()));
                     }
-                    self.rest()?;
+                    self.on_idle()?;
                     if *self.shared.phase.borrow() == Phase::Draining {
                         return Ok(ControlFlow::Break(()));
                     }
@@ -168,12 +168,12 @@ impl<'a> StepLoop<'a> {
                 }
             };
             match command {
-                Command::Submit(submission) => self.open(&submission),
+                Command::Submit(submission) => self.admit_request(&submission),
                 Command::Cancel(id) => self.cancel(id),
                 Command::AddAdapter(new) => self.add_adapter(*new),
                 Command::RetireAdapter(id) => self.retire_adapter(id),
                 Command::Probe(asked) => {
-                    self.shared.watchdog.work_came(asked);
+                    self.shared.watchdog.work_arrived(asked);
                     self.probe_wanted = true;
                 }
                 Command::Drain | Command::BlocksRead => {}
@@ -182,10 +182,11 @@ impl<'a> StepLoop<'a> {
         }
     }
 
-    /// Nothing to do: a good time to look at the books.
-    fn rest(&mut self) -> Result<()> {
+    /// Runs when there is nothing to compute: checks the pool at its interval and updates statistics and watchdog.
+    fn on_idle(&mut self) -> Result<()> {
         let now = self.shared.config.clock.now();
-        let due = |last: Duration| now.saturating_sub(last) >= self.shared.config.check_every;
+        let due =
+            |last: Duration| now.saturating_sub(last) >= self.shared.config.pool_check_interval;
         if self.last_check.is_none_or(due) {
             self.last_check = Some(now);
             let fault = |fault: crate::pool::PoolFault| Error::invalid("engine", fault.to_string());
@@ -196,13 +197,13 @@ impl<'a> StepLoop<'a> {
         Ok(())
     }
 
-    /// A step of one token for nobody, which shows that steps still end.
+    /// Runs a one-token probe step, which shows that steps still end.
     fn probe(&mut self) -> Result<()> {
         self.probe_wanted = false;
         let mut table = BlockTable::default();
-        let lent = self.scheduler.lend(&mut table);
-        self.move_parts()?;
-        if !lent {
+        let has_block = self.scheduler.take_probe_block(&mut table);
+        self.move_entries()?;
+        if !has_block {
             return Ok(());
         }
         let mut batch = StepBatch::default();
@@ -221,27 +222,27 @@ impl<'a> StepLoop<'a> {
         if let Some(slot) = table.state() {
             batch.add_state(slot);
         }
-        let wanted = [Readback::GREEDY];
-        self.runner.run(&batch, &wanted, &mut self.output)?;
+        let readbacks = [Readback::GREEDY];
+        self.runner.run(&batch, &readbacks, &mut self.output)?;
         if matches!(self.output.row(0), RowOutput::Token(..)) {
-            self.shared.numbers_came();
+            self.shared.reset_nan_streak();
         }
-        self.scheduler.take_back(&mut table);
+        self.scheduler.return_probe_block(&mut table);
         self.shared
             .watchdog
             .step_ended(self.shared.config.clock.now());
         Ok(())
     }
 
-    /// `step`: tokens and time of a step that has ended.
+    /// Updates the statistics. `step`: tokens and time of a step that has ended.
     pub(super) fn update_stats(&self, step: Option<(usize, Duration)>) {
         let counters = self.scheduler.counters();
         let pool = self.scheduler.pool();
-        let offload = self.host.as_ref().map(|host| host.stats());
+        let offload = self.offload.as_ref().map(|offload| offload.stats());
         let mut stats = self.shared.stats();
         stats.offload = offload.unwrap_or_default();
         stats.running = self.scheduler.running();
-        let admitted = self.answers.values().filter(|a| a.admitted).count();
+        let admitted = self.choices.values().filter(|a| a.admitted).count();
         stats.preempted = admitted.saturating_sub(stats.running);
         stats.kv_tokens = self.shared.kv_tokens;
         stats.kv_blocks = pool.blocks();

@@ -1,17 +1,17 @@
-//! How many tokens of prompts a step takes beside those who wait for their next token, and how long a step
-//! may be expected to take: by what the steps before it took on this machine with this model.
+//! Expected duration of steps, and how many prompt tokens join a step with decoding sequences, estimated from earlier
+//! steps with this model on this machine.
 //!
-//! A step is taken to need a fixed time, that of a step in which everybody decodes, and the same more for each
-//! token of a prompt. What the figures are changes when tokens come and never which.
+//! The model of a step is a fixed time, that of a step in which all sequences decode, plus a constant time for each
+//! prompt token. The estimates affect when tokens are generated, never which.
 
-use crate::scheduler::Work;
+use crate::scheduler::ScheduledSequence;
 use std::time::Duration;
 
-/// Fewest prompt tokens of a step that has room for them: fewer would read all weights for little.
+/// Fewest prompt tokens of a step that has room for them: fewer do not justify reading all weights.
 pub(super) const MIN_PROMPT_TOKENS: usize = 32;
-/// Without a setting, a step with prompts may take so many times as long as one without.
+/// Without a setting, a step with prompts may take this many times as long as one without.
 const DEFAULT_FACTOR: f64 = 8.0;
-/// Without a setting, it may take at least so long: few notice less between two tokens.
+/// Without a setting, it may take at least this long: shorter gaps between two tokens are hardly noticeable.
 const DEFAULT_LEAST: f64 = 0.1;
 /// Weight of the last step in a mean.
 const NEWEST: f64 = 0.2;
@@ -26,14 +26,14 @@ pub(super) struct StepTimeModel {
     prompt_token: Option<f64>,
 }
 
-/// Tokens of prompts in a step's work; a decode may have a draft.
-pub(super) fn prompt_tokens(work: &[Work]) -> usize {
-    let prompts = work.iter().filter(|work| work.len != work.draft + 1);
-    prompts.map(|work| work.len).sum()
+/// Number of prompt tokens in a step; a decode may have a draft.
+pub(super) fn prompt_tokens(sequences: &[ScheduledSequence]) -> usize {
+    let prompts = sequences.iter().filter(|seq| seq.len != seq.draft + 1);
+    prompts.map(|seq| seq.len).sum()
 }
 
 impl StepTimeModel {
-    /// Aims at steps of `target`; `None`: derived from the first steps.
+    /// A model with a target duration of steps; `None`: derived from the first steps.
     pub(super) fn new(target: Option<Duration>) -> Self {
         Self {
             target: target.map(|target| target.as_secs_f64()),
@@ -41,21 +41,21 @@ impl StepTimeModel {
         }
     }
 
-    /// A step with so many tokens of prompts took `time`.
-    pub(super) fn learn(&mut self, prompt_tokens: usize, time: Duration) {
+    /// Records the duration of a step with this many prompt tokens.
+    pub(super) fn record(&mut self, prompt_tokens: usize, time: Duration) {
         let time = time.as_secs_f64();
         if prompt_tokens == 0 {
             mean(&mut self.decode, time);
             return;
         }
-        // A few tokens say little about many.
+        // Steps with few prompt tokens are too noisy for an estimate.
         if prompt_tokens >= MIN_PROMPT_TOKENS / 2 {
             let more = (time - self.decode.unwrap_or(0.0)).max(0.0);
             mean(&mut self.prompt_token, more / prompt_tokens as f64);
         }
     }
 
-    /// Most prompt tokens of the next step in which somebody decodes.
+    /// Most prompt tokens of the next step with decoding sequences.
     pub(super) fn most_prompt_tokens(&self) -> usize {
         let Some(each) = self.prompt_token.filter(|&each| each > 0.0) else {
             return usize::MAX;
@@ -63,11 +63,11 @@ impl StepTimeModel {
         let decode = self.decode.unwrap_or(0.0);
         let derived = || (DEFAULT_FACTOR * decode).max(DEFAULT_LEAST);
         let left = self.target.unwrap_or_else(derived) - decode;
-        // As a number that is too large becomes the largest, and one below zero zero.
+        // The conversion saturates: too large values become the maximum, negative ones zero.
         ((left / each) as usize).max(MIN_PROMPT_TOKENS)
     }
 
-    /// What a step with so many tokens of prompts should take; zero where that is not known.
+    /// Expected duration of a step with this many prompt tokens; zero if unknown.
     pub(super) fn expected(&self, prompt_tokens: usize) -> Duration {
         let prompts = self.prompt_token.unwrap_or(0.0) * prompt_tokens as f64;
         let seconds = self.decode.unwrap_or(0.0) + prompts;
@@ -102,34 +102,34 @@ mod tests {
             (None, 2000, 90_000, 32),
         ];
         for (target, decode, step, expected) in cases {
-            let mut pace = StepTimeModel::new(target.map(ms));
-            assert_eq!(pace.most_prompt_tokens(), usize::MAX, "nothing is known");
-            assert_eq!(pace.expected(512), Duration::ZERO);
-            pace.learn(0, ms(decode));
-            pace.learn(100, ms(step));
-            let found = pace.most_prompt_tokens();
+            let mut model = StepTimeModel::new(target.map(ms));
+            assert_eq!(model.most_prompt_tokens(), usize::MAX, "nothing is known");
+            assert_eq!(model.expected(512), Duration::ZERO);
+            model.record(0, ms(decode));
+            model.record(100, ms(step));
+            let found = model.most_prompt_tokens();
             assert!(
                 found.abs_diff(expected) <= 1,
                 "{found} {target:?} {decode} {step}"
             );
             let expected = ms(decode + 2 * (step - decode));
-            assert!(pace.expected(200).abs_diff(expected) < ms(1));
+            assert!(model.expected(200).abs_diff(expected) < ms(1));
         }
     }
 
     #[test]
-    fn the_share_follows_the_machine_and_ignores_crumbs() {
-        let mut pace = StepTimeModel::new(Some(ms(500)));
-        pace.learn(0, ms(100));
-        pace.learn(100, ms(300));
-        pace.learn(3, ms(900));
-        assert!(pace.most_prompt_tokens().abs_diff(200) <= 1);
+    fn the_share_follows_the_machine_and_ignores_small_steps() {
+        let mut model = StepTimeModel::new(Some(ms(500)));
+        model.record(0, ms(100));
+        model.record(100, ms(300));
+        model.record(3, ms(900));
+        assert!(model.most_prompt_tokens().abs_diff(200) <= 1);
         // Four times as slow from now on.
-        (0..50).for_each(|_| pace.learn(100, ms(900)));
-        assert!(pace.most_prompt_tokens().abs_diff(50) <= 1);
-        // A clock that stands still takes nothing away.
+        (0..50).for_each(|_| model.record(100, ms(900)));
+        assert!(model.most_prompt_tokens().abs_diff(50) <= 1);
+        // A clock that does not advance leaves the limit unchanged.
         let mut still = StepTimeModel::new(None);
-        still.learn(64, Duration::ZERO);
+        still.record(64, Duration::ZERO);
         assert_eq!(still.most_prompt_tokens(), usize::MAX);
     }
 }

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most threads. A mask is well below a millisecond as a rule, a step many of them.
+/// Most threads. A mask usually takes well below a millisecond, a step many milliseconds.
 const MAX_THREADS: usize = 4;
 
-/// Which tokens may come next. Empty: the text is whole and nothing can follow.
+/// The tokens that may come next. Empty: the text is complete and nothing can follow.
 #[derive(Clone, Debug)]
 pub(crate) struct Mask {
     bits: SimpleVob,
@@ -20,11 +20,11 @@ pub(crate) struct Mask {
 }
 
 impl Mask {
-    /// What may follow the text that `matcher` has seen; of `ends`, all where the text may end and none
-    /// elsewhere.
+    /// The tokens that may follow the text that `matcher` has consumed; of `ends`, all if the text may end here, else
+    /// none.
     ///
     /// # Errors
-    /// That the grammar takes more work than the limits allow, or leaves no way on.
+    /// If the grammar takes more work than the limits allow, or allows no continuation.
     pub(super) fn of(
         matcher: &mut Matcher,
         ends: &[TokenId],
@@ -42,7 +42,7 @@ impl Mask {
         }
         let may_end = matcher.is_accepting().map_err(|e| failed(e.to_string()))?;
         let mut bits = matcher.compute_mask().map_err(|e| failed(e.to_string()))?;
-        // The made-up end of the trie stands behind all tokens.
+        // The artificial end token of the trie comes after all tokens.
         bits.set(vocab, false);
         for &end in ends {
             bits.set(end as usize, may_end);
@@ -65,7 +65,7 @@ impl Mask {
         &words[..words.len().min(vocab.div_ceil(u32::BITS as usize))]
     }
 
-    /// Whether it allows nothing but some of `tokens`.
+    /// Whether it allows no token except some of `tokens`.
     pub(super) fn allows_only(&self, tokens: &[TokenId]) -> bool {
         let mut rest = self.bits.clone();
         for &token in tokens.iter().filter(|&&token| self.allows(token)) {
@@ -74,7 +74,7 @@ impl Mask {
         rest.is_zero()
     }
 
-    /// Makes logits of what is not allowed minus infinity.
+    /// Sets the logits of forbidden tokens to minus infinity.
     pub(crate) fn apply(&self, logits: &mut [f32]) {
         let words = self.bits.as_slice();
         for (&word, logits) in words.iter().zip(logits.chunks_mut(u32::BITS as usize)) {
@@ -102,11 +102,11 @@ pub(super) struct Job {
     pub(super) vocab: usize,
 }
 
-/// What came of a [`Job`]: the matcher as it was, and masks for the next token and for the one after
-/// each draft, as far as drafts are allowed.
+/// Result of a [`Job`]: the matcher as it was, and masks for the next token and for the one after
+/// each draft token, as far as the draft is allowed.
 pub(super) struct Done {
     pub(super) matcher: Box<Matcher>,
-    /// What it took, without the time in the queue.
+    /// Computation time, without the time in the queue.
     pub(super) time: Duration,
     pub(super) masks: Result<Vec<Mask>, String>,
 }
@@ -130,7 +130,7 @@ impl Job {
         let mut masks = vec![first];
         let mut ahead = self.matcher.clone();
         for &token in &self.draft {
-            // After a draft that is wrong nobody looks at the further rows.
+            // Rows after a forbidden draft token are not used.
             let allowed = masks.last().is_some_and(|mask| mask.allows(token));
             if !allowed || self.ends.contains(&token) || ahead.consume_token(token).is_err() {
                 break;
@@ -153,7 +153,7 @@ pub(crate) struct MaskThreads {
 }
 
 impl MaskThreads {
-    /// Half as many as there are cores: the others have the step to compute.
+    /// Starts half as many threads as there are cores: the others compute the step.
     pub(crate) fn start() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let (tasks, inbox) = mpsc::channel();
@@ -171,13 +171,13 @@ impl MaskThreads {
         }
     }
 
-    /// Hands a job in. If there is no thread it is done at once.
+    /// Submits a job. Without threads it runs at once.
     pub(super) fn submit(&self, job: Job) -> Receiver<Done> {
         let (done, receiver) = mpsc::channel();
         let tasks = self.tasks.as_ref().filter(|_| !self.threads.is_empty());
         match tasks {
             Some(tasks) => {
-                // If all threads were gone the receiver would say so.
+                // If all threads have ended, the receiver reports it.
                 let _ = tasks.send((job, done));
             }
             None => {
@@ -202,8 +202,7 @@ fn next(inbox: &Mutex<Receiver<Task>>) -> Option<Task> {
     inbox.recv().ok()
 }
 
-/// The parser catches its panics; one elsewhere ends the thread, and the receiver learns that nothing
-/// will come.
+/// Runs a task. The parser catches its own panics; another panic ends the thread and disconnects the receiver.
 fn run((job, done): Task) -> bool {
     // A sequence that has ended has no receiver.
     let _ = done.send(job.run());

@@ -1,35 +1,36 @@
-//! Threads that compile grammars: each has room for deep recursion, and nobody waits for one for ever.
+//! Threads for grammar compilation with large stacks and a timeout. A timed-out compilation continues in the background;
+//! their number is limited.
 //!
-//! The parser's limits bound most of what a grammar can ask for, but not everything that its compiler does before,
-//! which nothing can interrupt. So whoever waits gives up after a while and has its own thread for others again; what
-//! goes on meanwhile is bounded by number, and ends when it ends.
+//! The parser's limits bound most of the work of a grammar, but not all work of its compiler, which cannot be
+//! interrupted. The timeout frees the thread that waits for it.
 
 use super::GrammarError;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Compiling follows the nesting of what it compiles.
+/// Compilation recurses as deep as the grammar nests.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Most threads that go on though nobody waits for them any more.
+/// Most timed-out compilations that may run.
 const MOST_ABANDONED: usize = 2;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct CompileThreads {
-    /// What each thread that nobody waits for holds to its end.
+    /// A reference to each timed-out thread, alive until the thread ends.
     abandoned: Mutex<Vec<Weak<()>>>,
 }
 
 impl CompileThreads {
-    /// Does `work` on a thread of its own, which has the priority of this one.
+    /// Runs `work` on a new thread, which inherits the priority of this one.
     ///
     /// # Errors
-    /// Those of `work`; that it panics, or takes longer than `patience`; that too many do so at the moment.
+    /// The error of `work`; `Invalid` if it panics, `TooSlow` if it takes longer than `timeout`, and `Busy` if too many
+    /// timed-out compilations are running.
     pub(super) fn run<T: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         work: impl FnOnce() -> Result<T, GrammarError> + Send + 'static,
     ) -> Result<T, GrammarError> {
         let failed =
@@ -45,11 +46,11 @@ impl CompileThreads {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _life = life;
-                // Fails where nobody waits any more.
+                // Fails after the timeout.
                 let _ = done.send(work());
             });
         thread.map_err(|e| failed(&e.to_string()))?;
-        match result.recv_timeout(patience) {
+        match result.recv_timeout(timeout) {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => Err(failed("a fault in the compiler")),
             Err(RecvTimeoutError::Timeout) => {
@@ -62,7 +63,7 @@ impl CompileThreads {
         }
     }
 
-    /// How many threads go on though nobody waits for them.
+    /// Number of timed-out compilations that are running.
     fn abandoned(&self) -> usize {
         let abandoned = self.abandoned.lock();
         let mut abandoned = abandoned.unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_ever_and_few_threads_go_on() {
+    fn compilation_times_out_and_few_threads_continue() {
         let threads = CompileThreads::default();
         let long = Duration::from_secs(60);
         assert_eq!(threads.run(long, || Ok(7)), Ok(7));

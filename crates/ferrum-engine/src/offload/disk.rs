@@ -1,6 +1,6 @@
-//! Blocks on their way to a folder: a thread writes them, from a bounded queue.
+//! The disk tier: a thread writes entries to a folder from a bounded queue.
 
-use super::StoredPart;
+use super::StoredEntry;
 use crate::priority::set_nice;
 use ferrum_formats::FormatError;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder, KvWritten};
@@ -12,30 +12,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most blocks that wait to be written.
+/// Most entries that wait to be written.
 const QUEUE: usize = 64;
-/// How long to wait for room in the queue before looking again.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Interval of polling the queue and the thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(super) struct DiskTier {
     folder: Arc<KvFolder>,
     queued: Arc<Queued>,
-    /// Gone once the tier is finished.
+    /// `None` once the tier is finished.
     writer: Mutex<Option<Writer>>,
     dropped: AtomicU64,
 }
 
 struct Writer {
-    jobs: SyncSender<Arc<StoredPart>>,
+    jobs: SyncSender<Arc<StoredEntry>>,
     thread: JoinHandle<()>,
 }
 
-/// What waits to be written, to be found meanwhile.
+/// Entries that wait to be written; lookups find them meanwhile.
 #[derive(Default)]
-struct Queued(Mutex<HashMap<KvBlockName, Arc<StoredPart>>>);
+struct Queued(Mutex<HashMap<KvBlockName, Arc<StoredEntry>>>);
 
 impl Queued {
-    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockName, Arc<StoredPart>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockName, Arc<StoredEntry>>> {
         // Nothing that can panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,7 +64,7 @@ impl DiskTier {
         &self.folder
     }
 
-    /// Blocks that were not written.
+    /// Number of entries that were dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -73,14 +73,14 @@ impl DiskTier {
         self.queued.lock().contains_key(&name) || self.folder.contains(name)
     }
 
-    /// A block that is not written yet.
-    pub(super) fn queued(&self, name: KvBlockName) -> Option<Arc<StoredPart>> {
+    /// An entry that is not written yet.
+    pub(super) fn queued(&self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
         self.queued.lock().get(&name).cloned()
     }
 
-    /// Has a block written, if the folder does not have it. Waits for room in the queue until the deadline; without
-    /// one, not at all.
-    pub(super) fn offer(&self, block: Arc<StoredPart>, deadline: Option<Instant>) {
+    /// Queues an entry for writing, if the folder does not have it. Waits for room in the queue until the deadline, or
+    /// not at all without one.
+    pub(super) fn offer(&self, block: Arc<StoredEntry>, deadline: Option<Instant>) {
         if self.has(block.name) {
             return;
         }
@@ -94,7 +94,7 @@ impl DiskTier {
                 Ok(()) => return,
                 Err(TrySendError::Full(back)) if deadline.is_some_and(|d| Instant::now() < d) => {
                     job = back;
-                    std::thread::sleep(LOOK_AGAIN);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
                 Err(_) => break,
             }
@@ -103,17 +103,17 @@ impl DiskTier {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends the thread when all is written, or lets it be at the deadline.
+    /// Waits until all entries are written and the thread has ended, or until the deadline.
     pub(super) fn finish(&self, deadline: Instant) {
         let Some(Writer { jobs, thread }) = self.lock().take() else {
             return;
         };
         drop(jobs);
         while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
         match thread.is_finished() {
-            // A panic there was printed, and only files depend on it.
+            // A panic of the thread was printed, and only files depend on it.
             true => drop(thread.join()),
             false => {
                 let blocks = self.queued.lock().len();
@@ -127,15 +127,15 @@ impl DiskTier {
     }
 }
 
-/// Writes blocks until nobody has more.
-fn write(folder: &KvFolder, queued: &Queued, inbox: &Receiver<Arc<StoredPart>>) {
+/// Writes entries until the sender is dropped.
+fn write(folder: &KvFolder, queued: &Queued, inbox: &Receiver<Arc<StoredEntry>>) {
     set_nice(10);
     let mut complained = false;
     while let Ok(block) = inbox.recv() {
         let written = folder.write(block.name, &block.description, &block.bytes);
         queued.lock().remove(&block.name);
         let problem = match written {
-            Ok(KvWritten::Written | KvWritten::Known) => None,
+            Ok(KvWritten::Written | KvWritten::AlreadyStored) => None,
             Ok(KvWritten::Refused(reason)) => Some(reason),
             Err(fault) => Some(fault.to_string()),
         };

@@ -1,25 +1,24 @@
-//! Blocks of the prefix cache that the device had no room for: in RAM, then on disk, and back.
+//! KV offload: prefix-cache entries evicted from the device go to RAM, then to disk. Disk writes use a bounded queue;
+//! entries are dropped when it is full.
 //!
-//! A [`KvOffload`] has two tiers for all engines of a process. What an engine's prefix cache gives away goes to RAM;
-//! what has been there unused for longest goes to a folder, written by a thread of its own behind a bounded queue: if
-//! the disk cannot follow, blocks are dropped, and nobody waits. A [`HostCache`] is one engine's way to both: it
-//! finds what a sequence can go on from before the sequence is admitted, and has files read by another thread.
+//! A [`KvOffload`] has these two tiers for all engines of a process. RAM evicts its least recently used entries to a folder,
+//! which a thread writes. An [`OffloadConnector`] connects one engine to both: it looks up the prefix of a sequence before
+//! the sequence is admitted, and another thread reads files.
 //!
-//! What is kept are the parts of prefixes: a block of one cache group, or the recurrent state behind a block. Each is known
-//! by the model, the layout of its group, the tenant, and all tokens up to its end. All of that is compared when it is
-//! found; a hash only says where to look.
+//! An entry is a block of one cache group, or the recurrent state after a block. It is identified by the model, the layout of
+//! its group, the tenant, and all tokens up to its end. A lookup compares all of them; hashes only locate entries.
 
+mod connector;
 mod disk;
-mod host;
 mod ram;
 mod session;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use host::HostCache;
+pub(crate) use connector::OffloadConnector;
 
 use crate::StepRunner;
-use crate::pool::{CacheSalt, PartKind};
+use crate::pool::{CacheEntryKind, CacheSalt};
 use crate::vision::FIRST_CACHE_KEY;
 use disk::DiskTier;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
@@ -31,59 +30,59 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Sizes and places of the tiers.
+/// Sizes and folder of the tiers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadConfig {
     /// Most bytes in RAM; 0: none.
     pub ram_bytes: u64,
-    /// Folder of the disk's tier; `None`: there is none.
+    /// Folder of the disk tier; `None`: there is none.
     pub dir: Option<PathBuf>,
-    /// Most bytes on disk, as [`KvFolder::open`] has it.
+    /// Most bytes on disk, as for [`KvFolder::open`].
     pub dir_bytes: Option<u64>,
 }
 
-/// Figures of an engine's blocks outside of its device.
+/// Statistics of an engine's KV offload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadStats {
-    /// Prompt tokens that came back from RAM.
+    /// Prompt tokens that were restored from RAM.
     pub ram_hit_tokens: u64,
-    /// Prompt tokens that came back from disk.
+    /// Prompt tokens that were restored from disk.
     pub disk_hit_tokens: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
     /// Bytes on disk.
     pub disk_bytes: u64,
-    /// Blocks that left RAM because it was full.
+    /// Entries evicted from RAM.
     pub ram_evictions: u64,
-    /// Blocks that left the disk because it was full.
+    /// Entries evicted from disk.
     pub disk_evictions: u64,
-    /// Blocks that were to be written and were not, because the disk was too slow or too full.
+    /// Entries that were dropped instead of written, because the disk was too slow.
     pub dropped: u64,
-    /// Files that were damaged, and are gone.
+    /// Damaged files that were removed.
     pub damaged: u64,
 }
 
-/// A part of a prefix outside of the device.
-pub(crate) struct StoredPart {
+/// An entry in an offload tier.
+pub(crate) struct StoredEntry {
     name: KvBlockName,
     /// See [`Prefix`].
     description: Box<[u8]>,
     bytes: Vec<u8>,
 }
 
-impl fmt::Debug for StoredPart {
+impl fmt::Debug for StoredEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoredPart({} bytes)", self.bytes.len())
+        write!(f, "StoredEntry({} bytes)", self.bytes.len())
     }
 }
 
-impl StoredPart {
+impl StoredEntry {
     /// Its stored bytes, as [`StepRunner::read_kv_blocks`] or [`StepRunner::read_state`] gave them.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Some bytes, of nothing in particular.
+    /// An entry of these bytes without a prefix.
     #[cfg(test)]
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self {
@@ -98,16 +97,16 @@ impl StoredPart {
     }
 }
 
-/// What the bytes of a runner's blocks and states are.
+/// Layouts of the bytes of a runner's blocks and states.
 #[derive(Clone, Debug)]
-pub(crate) struct PartLayouts {
+pub(crate) struct EntryLayouts {
     /// By cache group.
     pub(crate) groups: Vec<KvBlockLayout>,
     pub(crate) state: Option<StateLayout>,
 }
 
-impl PartLayouts {
-    /// Those of a runner; `None` where its blocks or states cannot be read and written.
+impl EntryLayouts {
+    /// The layouts of a runner; `None` if its blocks or states cannot be read and written.
     pub(crate) fn of(runner: &dyn StepRunner) -> Option<Self> {
         let groups = 0..runner.cache_groups().len();
         let groups: Option<Vec<_>> = groups.map(|group| runner.kv_block_layout(group)).collect();
@@ -117,11 +116,11 @@ impl PartLayouts {
         Some(Self { groups, state })
     }
 
-    /// What parts have in common that a runner of this model computed on this backend, by kind.
+    /// The origins of entries that a runner of this model computes on this backend, by kind.
     pub(crate) fn origins(&self, model: &str, backend: &str) -> Vec<Origin> {
         let block_size = self.groups.first().map_or(1, |layout| layout.block_size);
         let origin = |kind, own: serde_json::Value, bytes| {
-            // Other versions of the program may compute other bits.
+            // Results of other versions may differ in their bits.
             let text = serde_json::json!({
                 "version": env!("CARGO_PKG_VERSION"),
                 "model": model,
@@ -141,12 +140,12 @@ impl PartLayouts {
             let layers = layout.layers.iter();
             let layers = layers.map(|part| [part.kv_heads, part.key_dim, part.value_dim]);
             let own = serde_json::json!({"kv": dtype, "window": window, "layers": runs(layers)});
-            origin(PartKind::Block(group), own, layout.bytes)
+            origin(CacheEntryKind::Block(group), own, layout.bytes)
         });
         let state = self.state.iter().map(|layout| {
             let layers = runs(layout.layers.iter().map(|&numbers| [numbers]));
             origin(
-                PartKind::State,
+                CacheEntryKind::State,
                 serde_json::json!({"state": layers}),
                 layout.bytes,
             )
@@ -155,7 +154,7 @@ impl PartLayouts {
     }
 }
 
-/// Equal values in a row as one entry: how many there are, and what they are.
+/// Run-length encodes values: the length of each run, and its value.
 fn runs<const N: usize>(values: impl Iterator<Item = [usize; N]>) -> Vec<(usize, Vec<usize>)> {
     let mut runs: Vec<(usize, Vec<usize>)> = Vec::new();
     for value in values {
@@ -167,18 +166,18 @@ fn runs<const N: usize>(values: impl Iterator<Item = [usize; N]>) -> Vec<(usize,
     runs
 }
 
-/// What parts of one kind have in common, of all runners that may use each other's.
+/// Identity of the runners that may share entries of one kind.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    kind: PartKind,
+    kind: CacheEntryKind,
     text: String,
     block_size: usize,
-    /// Bytes of a part.
+    /// Bytes of an entry.
     bytes: usize,
 }
 
-/// The prefixes of a sequence that end with a block, for parts of one kind: their names, and their descriptions, which are
-/// the origin, the salt, and the tokens.
+/// The prefixes of a sequence that end with a block, for entries of one kind: their names, and their descriptions, which
+/// are the origin, the salt, and the tokens.
 struct Prefix<'t> {
     head: Vec<u8>,
     tokens: &'t [TokenId],
@@ -187,7 +186,7 @@ struct Prefix<'t> {
 }
 
 impl<'t> Prefix<'t> {
-    /// Of the first `most` blocks. `None` for sequences that share with nobody who comes later.
+    /// The prefixes of the first `most` blocks. `None` for sequences that no later engine can share.
     fn new(origin: &Origin, salt: &CacheSalt, tokens: &'t [TokenId], most: usize) -> Option<Self> {
         let CacheSalt {
             tenant,
@@ -195,11 +194,11 @@ impl<'t> Prefix<'t> {
             adapter,
             private,
         } = salt;
-        // The numbers of adapters are those of one engine.
+        // Numbers of adapters are valid in one engine only.
         if adapter.is_some() || private.is_some() {
             return None;
         }
-        // So are the keys of images: what comes behind one stays on the device.
+        // So are the keys of images: blocks after an image stay on the device.
         let image = tokens.iter().position(|&token| token >= FIRST_CACHE_KEY);
         let most = most.min(image.unwrap_or(usize::MAX) / origin.block_size);
         let salt = serde_json::json!({"tenant": tenant.as_deref(), "prompt_len": prompt_len});
@@ -223,19 +222,19 @@ impl<'t> Prefix<'t> {
         bytemuck::cast_slice(&self.tokens[..(block + 1) * self.block_size])
     }
 
-    /// What the prefix that ends with a block is.
+    /// The description of the prefix that ends with a block.
     fn description(&self, block: usize) -> Vec<u8> {
         [&self.head, self.tokens_to(block)].concat()
     }
 
-    /// Whether a part is that of the prefix which ends with block number `block`.
-    fn is_of(&self, block: usize, stored: &StoredPart) -> bool {
+    /// Whether an entry belongs to the prefix that ends with block number `block`.
+    fn is_of(&self, block: usize, stored: &StoredEntry) -> bool {
         let tokens = stored.description.strip_prefix(&*self.head);
         tokens.is_some_and(|tokens| tokens == self.tokens_to(block))
     }
 }
 
-/// Blocks of the prefix caches of all engines of a process, in RAM and on disk. Clones are the same.
+/// The offload tiers of all engines of a process, in RAM and on disk. Clones share them.
 #[derive(Clone)]
 pub struct KvOffload(Arc<Tiers>);
 
@@ -271,10 +270,10 @@ impl KvOffload {
         Ok(Self(Arc::new(Tiers { ram, disk })))
     }
 
-    /// Writes what is in RAM to the disk, as far as that is done within `patience`. Nothing is written afterwards.
-    pub fn finish(&self, patience: Duration) {
+    /// Writes the entries in RAM to the disk, within at most `timeout`. Nothing is written afterwards.
+    pub fn finish(&self, timeout: Duration) {
         let Some(disk) = &self.0.disk else { return };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let blocks = self.ram().newest_first();
         for block in blocks {
             disk.offer(block, Some(deadline));
@@ -287,25 +286,25 @@ impl KvOffload {
         self.0.ram.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a block: into RAM, or onto the disk where it is larger than RAM may be. With a deadline, it waits that
-    /// long for the disk; without one, what the disk cannot take is dropped.
-    fn keep(&self, block: StoredPart, deadline: Option<Instant>) {
-        let out = self.ram().insert(Arc::new(block));
+    /// Stores an entry in RAM, or on disk if it is larger than the limit of RAM. With a deadline, this waits that long
+    /// for the queue of the disk; without one, entries are dropped when the queue is full.
+    fn store(&self, entry: StoredEntry, deadline: Option<Instant>) {
+        let evicted = self.ram().insert(Arc::new(entry));
         if let Some(disk) = &self.0.disk {
-            for block in out {
-                disk.offer(block, deadline);
+            for entry in evicted {
+                disk.offer(entry, deadline);
             }
         }
     }
 
-    /// Whether a tier has a block of this name, which counts as a use of it.
+    /// Whether a tier has an entry of this name, which counts as a use of it.
     fn touch(&self, name: KvBlockName) -> bool {
         let disk = self.0.disk.as_ref();
         self.ram().get(name).is_some() || disk.is_some_and(|disk| disk.has(name))
     }
 
-    /// A block that need not be read from a file.
-    fn in_memory(&self, name: KvBlockName) -> Option<Arc<StoredPart>> {
+    /// An entry that need not be read from a file.
+    fn in_memory(&self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
         let found = self.ram().get(name);
         found.or_else(|| self.0.disk.as_ref()?.queued(name))
     }

@@ -1,6 +1,6 @@
-//! Blocks in RAM, up to a limit, by their last use.
+//! The RAM tier: entries up to a limit of bytes, evicted least recently used first.
 
-use super::StoredPart;
+use super::StoredEntry;
 use ferrum_formats::kv_blocks::KvBlockName;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 pub(super) struct RamTier {
     limit: u64,
     bytes: u64,
-    blocks: HashMap<KvBlockName, (Arc<StoredPart>, u64)>,
+    blocks: HashMap<KvBlockName, (Arc<StoredEntry>, u64)>,
     by_use: BTreeMap<u64, KvBlockName>,
     uses: u64,
-    /// By group: bytes, and blocks that had to go.
+    /// By group: bytes, and number of blocks that were evicted.
     groups: HashMap<u64, (u64, u64)>,
 }
 
@@ -28,26 +28,26 @@ impl RamTier {
         }
     }
 
-    /// Bytes of a group's blocks, and how many of its blocks had to go.
+    /// Bytes of a group's blocks, and how many of its blocks were evicted.
     pub(super) fn figures(&self, group: u64) -> (u64, u64) {
         self.groups.get(&group).copied().unwrap_or_default()
     }
 
-    /// Adds a block. Gives what has to go for it, the least recently used first; that is the block itself where it
-    /// does not fit at all.
-    pub(super) fn insert(&mut self, block: Arc<StoredPart>) -> Vec<Arc<StoredPart>> {
+    /// Adds a block and returns the evicted ones, least recently used first; or the block itself if it is larger than the
+    /// limit.
+    pub(super) fn insert(&mut self, block: Arc<StoredEntry>) -> Vec<Arc<StoredEntry>> {
         if block.size() > self.limit {
             return vec![block];
         }
         self.remove(block.name);
-        let mut out = Vec::new();
+        let mut evicted = Vec::new();
         while self.bytes + block.size() > self.limit {
             let Some((_, &oldest)) = self.by_use.first_key_value() else {
                 break;
             };
             if let Some(old) = self.remove(oldest) {
                 self.groups.entry(oldest.group()).or_default().1 += 1;
-                out.push(old);
+                evicted.push(old);
             }
         }
         self.uses += 1;
@@ -55,11 +55,11 @@ impl RamTier {
         self.groups.entry(block.name.group()).or_default().0 += block.size();
         self.by_use.insert(self.uses, block.name);
         self.blocks.insert(block.name, (block, self.uses));
-        out
+        evicted
     }
 
-    /// The block of a name, which is used now.
-    pub(super) fn get(&mut self, name: KvBlockName) -> Option<Arc<StoredPart>> {
+    /// The block of a name, which becomes the most recently used one.
+    pub(super) fn get(&mut self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
         let (block, used) = self.blocks.get_mut(&name)?;
         self.by_use.remove(used);
         self.uses += 1;
@@ -68,13 +68,13 @@ impl RamTier {
         Some(Arc::clone(block))
     }
 
-    pub(super) fn newest_first(&self) -> Vec<Arc<StoredPart>> {
+    pub(super) fn newest_first(&self) -> Vec<Arc<StoredEntry>> {
         let names = self.by_use.values().rev();
         let blocks = names.filter_map(|name| self.blocks.get(name));
         blocks.map(|(block, _)| Arc::clone(block)).collect()
     }
 
-    fn remove(&mut self, name: KvBlockName) -> Option<Arc<StoredPart>> {
+    fn remove(&mut self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
         let (block, used) = self.blocks.remove(&name)?;
         self.by_use.remove(&used);
         self.bytes -= block.size();

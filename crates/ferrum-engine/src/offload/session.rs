@@ -1,14 +1,14 @@
-//! What the cache of a [`Session`] has, as bytes, to go on with it in another process.
+//! Serialises and restores the KV cache of a [`Session`].
 
-use super::{Origin, PartLayouts};
+use super::{EntryLayouts, Origin};
 use crate::Session;
 use ferrum_types::{Error, Result, StateSlot, TokenId};
 
 impl Session {
-    /// What keys, values and recurrent states of this session depend on beside the tokens, for a model of this identity:
-    /// others may use them where it is the same. `None` where they cannot be read and written.
+    /// Key of this session's keys, values and recurrent states, for a model of this identity: everything that they depend
+    /// on besides the tokens. Sessions with an equal key can use them. `None` if they cannot be read and written.
     pub fn kv_key(&self, model: &str) -> Option<String> {
-        let layouts = PartLayouts::of(self.runner())?;
+        let layouts = EntryLayouts::of(self.runner())?;
         let origins = layouts.origins(model, &self.placement());
         let texts: Vec<_> = origins
             .into_iter()
@@ -17,10 +17,10 @@ impl Session {
         Some(texts.join("\n"))
     }
 
-    /// Bytes of what is needed after so many tokens: of each cache group the blocks that the next token sees, and the
-    /// recurrent states. `None` where they cannot be read and written.
+    /// Bytes of the cache after `tokens` tokens: the blocks of each cache group that the next token reads, and the
+    /// recurrent states. `None` if they cannot be read and written.
     pub fn kv_bytes(&self, tokens: usize) -> Option<usize> {
-        let layouts = PartLayouts::of(self.runner())?;
+        let layouts = EntryLayouts::of(self.runner())?;
         let mut bytes = layouts.state.map_or(0, |layout| layout.bytes);
         for (layout, table) in layouts.groups.iter().zip(self.tables()) {
             let blocks = table.needed(tokens).len();
@@ -29,21 +29,21 @@ impl Session {
         Some(bytes)
     }
 
-    /// What is needed after all tokens in the cache: blocks, group after group, and the states behind them.
+    /// Reads the cache after all its tokens: the needed blocks of each group, in order, then the states.
     ///
     /// # Errors
     /// Those of [`StepRunner::read_kv_blocks`](crate::StepRunner::read_kv_blocks) and
     /// [`StepRunner::read_state`](crate::StepRunner::read_state).
     pub fn read_kv(&mut self) -> Result<Vec<u8>> {
         let bytes = self.kv_bytes(self.len()).ok_or_else(no_blocks)?;
-        let layouts = PartLayouts::of(self.runner()).ok_or_else(no_blocks)?;
+        let layouts = EntryLayouts::of(self.runner()).ok_or_else(no_blocks)?;
         let mut out = vec![0; bytes];
         let mut rest = &mut out[..];
         for (group, layout) in layouts.groups.iter().enumerate() {
             let blocks = self.needed_blocks(group, self.len());
-            let (own, behind) = rest.split_at_mut(blocks.len() * layout.bytes);
+            let (own, after) = rest.split_at_mut(blocks.len() * layout.bytes);
             self.runner_mut().read_kv_blocks(group, &blocks, own)?;
-            rest = behind;
+            rest = after;
         }
         if layouts.state.is_some() {
             self.runner_mut().read_state(StateSlot(0), rest)?;
@@ -51,8 +51,8 @@ impl Session {
         Ok(out)
     }
 
-    /// Takes what is needed after `tokens`, as [`read_kv`](Self::read_kv) gave it under the same
-    /// [`kv_key`](Self::kv_key), for what the cache has.
+    /// Replaces the cache by the one after `tokens`, which [`read_kv`](Self::read_kv) read under the same
+    /// [`kv_key`](Self::kv_key).
     ///
     /// # Errors
     /// [`Error::ContextOverflow`] for more tokens than there is room for; `Shape` for bytes of another length; those of
@@ -76,13 +76,13 @@ impl Session {
                 expected,
             });
         }
-        let layouts = PartLayouts::of(self.runner()).ok_or_else(no_blocks)?;
+        let layouts = EntryLayouts::of(self.runner()).ok_or_else(no_blocks)?;
         let mut rest = bytes;
         for (group, layout) in layouts.groups.iter().enumerate() {
             let blocks = self.needed_blocks(group, requested);
-            let (own, behind) = rest.split_at(blocks.len() * layout.bytes);
+            let (own, after) = rest.split_at(blocks.len() * layout.bytes);
             self.runner_mut().write_kv_blocks(group, &blocks, own)?;
-            rest = behind;
+            rest = after;
         }
         if layouts.state.is_some() {
             self.runner_mut().write_state(StateSlot(0), rest)?;

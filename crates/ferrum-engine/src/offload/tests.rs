@@ -1,8 +1,8 @@
 use super::*;
 use ferrum_models::KvBlockPart;
 
-fn block(n: u8, len: usize) -> StoredPart {
-    StoredPart {
+fn block(n: u8, len: usize) -> StoredEntry {
+    StoredEntry {
         name: KvBlockName::root(b"group", b"").followed_by(&[n]),
         description: [n].into(),
         bytes: vec![n; len],
@@ -26,7 +26,7 @@ fn layout(window: Option<usize>) -> KvBlockLayout {
 
 /// What parts have in common of a model with two groups and states.
 fn origins(model: &str) -> Vec<Origin> {
-    let layouts = PartLayouts {
+    let layouts = EntryLayouts {
         groups: vec![layout(None), layout(Some(8))],
         state: Some(StateLayout {
             layers: vec![3, 3, 5],
@@ -60,7 +60,7 @@ fn ram_keeps_what_was_used_last() {
 
 #[test]
 fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
-    let part = |kind, model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
+    let entry = |kind, model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
         let origins = origins(model);
         let origin = origins.iter().find(|origin| origin.kind == kind);
         let salt = CacheSalt {
@@ -73,7 +73,7 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
         (prefix.names[1], prefix.description(1))
     };
     let of = |model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
-        part(PartKind::Block(0), model, tenant, prompt_len, tokens)
+        entry(CacheEntryKind::Block(0), model, tenant, prompt_len, tokens)
     };
     let tokens = [1, 2, 3, 4, 5];
     let all = [
@@ -84,8 +84,8 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
         of("a", None, Some(5), &tokens),
         of("a", None, None, &[1, 2, 3, 9]),
         of("a", None, None, &[9, 2, 3, 4]),
-        part(PartKind::Block(1), "a", None, None, &tokens),
-        part(PartKind::State, "a", None, None, &tokens),
+        entry(CacheEntryKind::Block(1), "a", None, None, &tokens),
+        entry(CacheEntryKind::State, "a", None, None, &tokens),
     ];
     for (i, one) in all.iter().enumerate() {
         for other in &all[..i] {
@@ -116,7 +116,7 @@ fn a_hash_is_not_taken_for_the_tokens() {
     let origins = origins("a");
     let prefix = Prefix::new(&origins[0], &CacheSalt::default(), &[1, 2, 3, 4], 9);
     let prefix = prefix.expect("it is shared");
-    let stored = |description: Vec<u8>| StoredPart {
+    let stored = |description: Vec<u8>| StoredEntry {
         name: prefix.names[1],
         description: description.into(),
         bytes: vec![0; 32],
@@ -139,10 +139,10 @@ fn what_ram_has_reaches_the_disk_in_the_end() {
     };
     let offload = KvOffload::open(&config).expect("it opens");
     for n in 0..200 {
-        offload.keep(block(n, 100), None);
+        offload.store(block(n, 100), None);
     }
     offload.finish(Duration::from_secs(60));
-    offload.keep(block(250, 2 << 20), None);
+    offload.store(block(250, 2 << 20), None);
     drop(offload);
     let folder = KvFolder::open(dir.path().join("kv"), None).expect("it opens");
     assert_eq!(folder.len(), 200);

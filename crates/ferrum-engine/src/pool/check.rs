@@ -1,11 +1,11 @@
-//! The integrity check: whether the books of a pool and the tables of all sequences agree.
+//! Checks the pool's invariants against all block tables.
 
 use super::prefix::Parent;
 use super::{BlockPool, BlockTable, GroupPool};
 use ferrum_types::BlockId;
 use std::hash::BuildHasher;
 
-/// Something that must never be true of a pool.
+/// A violated invariant of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("KV pool: {0}")]
 pub struct PoolFault(String);
@@ -17,11 +17,11 @@ impl PoolFault {
 }
 
 impl<S: BuildHasher> BlockPool<S> {
-    /// Checks that every block is in exactly one state, that references are exactly those of
-    /// `tables` (all that there are), and that the prefix cache is a tree.
+    /// Checks that every block is in exactly one state, that reference counts match `tables` (all
+    /// tables that exist), and that the prefix cache is a tree.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first violation.
     pub fn check<'a>(
         &self,
         tables: impl IntoIterator<Item = &'a BlockTable>,
@@ -36,7 +36,7 @@ impl<S: BuildHasher> BlockPool<S> {
         self.check_slots(&tables)
     }
 
-    /// Every state slot is in one place, and states are kept behind blocks that are in the cache.
+    /// Every state slot is in one list, and checkpoints belong to blocks that are in the cache.
     fn check_slots(&self, tables: &[&BlockTable]) -> Result<(), PoolFault> {
         let Some(states) = &self.states else {
             return Ok(());
@@ -82,7 +82,7 @@ impl<S: BuildHasher> BlockPool<S> {
         Ok(())
     }
 
-    /// The registered blocks of a table are those of the nodes up to its last.
+    /// The registered blocks of a table are the blocks of the nodes up to its last node.
     fn check_path(&self, table: &BlockTable, index: usize) -> Result<(), PoolFault> {
         let mut at = table.tip;
         for &block in table.group(index)[..table.registered].iter().rev() {
@@ -101,7 +101,7 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// A block of the cache and its node know each other.
+    /// A block of the cache and its node refer to each other.
     fn check_block(&self, block: BlockId, index: usize) -> Result<(), PoolFault> {
         let group = &self.groups[index];
         let Some(id) = group.nodes[block.0 as usize] else {
@@ -124,11 +124,11 @@ impl<S: BuildHasher> BlockPool<S> {
         Ok(())
     }
 
-    /// Nodes are counted by who uses them, and have no blocks that a group without a window lacks.
+    /// Reference counts of nodes match their users, and every node has a block in groups without a window.
     fn check_nodes(&self, tables: &[&BlockTable]) -> Result<(), PoolFault> {
         let fail = |what: &str| Err(PoolFault::new(format!("a cached prefix {what}")));
-        let places = self.cache.ids().map(|(id, _)| id.index() + 1);
-        let mut users = vec![0u32; places.max().unwrap_or(0)];
+        let ends = self.cache.ids().map(|(id, _)| id.index() + 1);
+        let mut users = vec![0u32; ends.max().unwrap_or(0)];
         let mut count = |id: Option<super::NodeId>| match id {
             Some(id) => users.get_mut(id.index()).map(|users| *users += 1).is_some(),
             None => true,
@@ -164,7 +164,7 @@ impl<S: BuildHasher> BlockPool<S> {
     }
 }
 
-/// Free, idle or used; and what is idle is cached.
+/// Every block is free, idle or used, and idle blocks are cached.
 fn check_states(group: &GroupPool) -> Result<(), PoolFault> {
     let mut seen = vec![false; group.refs.len()];
     let free = group.free.iter().map(|&b| (b, false));

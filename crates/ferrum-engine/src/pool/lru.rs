@@ -59,14 +59,14 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Takes the number out that was added longest ago.
+    /// Removes the number that was added first.
     pub(super) fn pop_oldest(&mut self) -> Option<u32> {
         let number = (self.oldest != NONE).then_some(self.oldest)?;
         self.remove(number);
         Some(number)
     }
 
-    /// Takes a number out that is in the list.
+    /// Removes a number that is in the list.
     pub(super) fn remove(&mut self, number: u32) {
         debug_assert!(self.contains(number));
         let Link { older, newer, .. } = self.links[number as usize];

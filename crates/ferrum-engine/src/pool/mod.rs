@@ -1,7 +1,7 @@
-//! Who owns which block of the paged KV pools.
+//! Allocator and reference counts of the paged KV blocks, with the prefix cache.
 //!
-//! A [`BlockPool`] hands out the blocks of a runner's KV pools, counts who refers to each, and keeps
-//! what was computed for the next sequence that begins with the same tokens. It is book-keeping only:
+//! A [`BlockPool`] allocates the blocks of a runner's KV pools, counts references to each, and keeps
+//! computed blocks for later sequences with the same prefix. It is book-keeping only:
 //! it knows neither a device nor a schedule.
 //!
 //! A block is in one of three states:
@@ -9,25 +9,24 @@
 //! | state | referred to | in the prefix cache |
 //! |---|---|---|
 //! | free | no | no |
-//! | idle | no | yes: given away, least recently used first, when no block is free |
+//! | idle | no | yes: evicted, least recently used first, when no block is free |
 //! | used | by one table or more | maybe |
 //!
-//! Only full blocks are shared, and nobody writes to a full block again, so copy-on-write never has
-//! anything to copy: a sequence that shares a prefix owns the block that it writes to. What a fork in
-//! the middle of a block would have copied (less than a block of tokens) is computed again, which
-//! needs no op on the device and gives the same bits.
+//! Only full blocks are shared, and a full block is never written again, so there is no copy-on-write: a
+//! sequence that shares a prefix owns the block that it writes to. A fork in the middle of a block computes the
+//! tokens of that block again (less than a block of tokens), which needs no op on the device and gives the same bits.
 //!
-//! Each cache group of the model has blocks of its own, and a sequence has a table in each. A group with a window is
-//! given the blocks that a step writes to, and takes back those that no later token sees
-//! ([`BlockPool::release_behind`]). A prefix is in the cache when groups without a window have all its blocks, and
-//! those with one the blocks that the token after it sees.
+//! Each cache group of the model has its own blocks, and a sequence has a table in each. In a group with a window, a
+//! table gets the blocks that a step writes to, and releases those that no later token reads
+//! ([`BlockPool::release_before_window`]). A prefix is in the cache when groups without a window have all its blocks, and
+//! those with one the blocks that the token after it reads.
 //!
-//! Models with recurrent layers have a state slot for each sequence beside its blocks, and spare ones for states that
-//! are kept (`states`): there a prefix is in the cache up to the last block behind which a state was kept.
+//! Models with recurrent layers have a state slot for each sequence beside its blocks, and spare slots for state
+//! checkpoints (`states`): there a prefix is in the cache up to the last block with a checkpoint at its end.
 
 mod check;
-mod host;
 mod lru;
+mod offload;
 mod prefix;
 mod states;
 mod table;
@@ -35,8 +34,8 @@ mod table;
 mod tests;
 
 pub use check::PoolFault;
-pub(crate) use host::DevicePrefix;
-pub use host::{CachePart, CachedPrefix, PartKind};
+pub(crate) use offload::DevicePrefix;
+pub use offload::{CacheEntry, CacheEntryKind, CachedPrefix};
 pub use prefix::CacheSalt;
 pub use table::BlockTable;
 
@@ -49,7 +48,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use table::GroupTable;
 
-/// Nodes of the prefix cache without blocks that are kept at least: those before the window of a block that is.
+/// Least number of nodes before old ones are dropped in a model of windows only. A node without blocks stays while nodes
+/// after it have some.
 const LEAST_NODES: usize = 1 << 16;
 
 /// Book-keeping of the blocks of all KV pools of a runner.
@@ -58,9 +58,9 @@ pub struct BlockPool<S = RandomState> {
     block_size: usize,
     groups: Vec<GroupPool>,
     cache: PrefixCache<S>,
-    /// Of a model with recurrent layers.
+    /// State slots of a model with recurrent layers.
     states: Option<StatePool>,
-    /// What the cache gave away and nobody has asked for yet, if that is wanted.
+    /// Entries evicted since the last [`take_evicted`](Self::take_evicted), if evictions are recorded.
     evicted: Option<Vec<CachedPrefix>>,
 }
 
@@ -68,12 +68,12 @@ pub struct BlockPool<S = RandomState> {
 #[derive(Debug)]
 struct GroupPool {
     window: Option<usize>,
-    /// Tables that refer to each block.
+    /// Number of tables that refer to each block.
     refs: Vec<u32>,
     free: Vec<BlockId>,
-    /// Blocks that nobody refers to and that the prefix cache keeps.
+    /// Blocks without references that are in the prefix cache.
     idle: LruList,
-    /// What each block holds for the prefix cache.
+    /// The node of each block in the prefix cache.
     nodes: Vec<Option<NodeId>>,
     cached: usize,
 }
@@ -87,7 +87,7 @@ impl GroupPool {
         Self {
             window,
             refs: vec![0; blocks],
-            // Taken from the end: low numbers first.
+            // Blocks are taken from the end: low numbers first.
             free: (0..blocks as u32).rev().map(BlockId).collect(),
             idle: LruList::new(blocks),
             nodes: vec![None; blocks],
@@ -99,7 +99,7 @@ impl GroupPool {
         self.free.len() + self.idle.len()
     }
 
-    /// The first block that the token at `position`, or one after it, sees.
+    /// The first block that the token at `position`, or one after it, reads.
     fn first_seen(&self, position: usize, block_size: usize) -> usize {
         let key = |window| (position + 1).saturating_sub(window);
         self.window.map_or(0, key) / block_size
@@ -125,7 +125,7 @@ impl GroupPool {
         }
     }
 
-    /// Puts a block into the prefix cache, or takes it out.
+    /// Adds a block to the prefix cache, or removes it.
     fn set_node(&mut self, block: BlockId, node: Option<NodeId>) {
         let before = std::mem::replace(&mut self.nodes[block.0 as usize], node);
         self.cached += usize::from(node.is_some());
@@ -148,7 +148,7 @@ impl BlockPool {
 }
 
 impl<S: BuildHasher> BlockPool<S> {
-    /// A pool of groups with so many blocks and such windows, whose prefix cache hashes with `hasher`.
+    /// A pool of groups with these numbers of blocks and windows, whose prefix cache hashes with `hasher`.
     pub fn with_hasher(groups: &[(usize, Option<usize>)], block_size: usize, hasher: S) -> Self {
         let groups = groups.iter().map(|&(n, window)| GroupPool::new(n, window));
         let groups: Vec<_> = groups.collect();
@@ -173,20 +173,20 @@ impl<S: BuildHasher> BlockPool<S> {
         self.states.is_some()
     }
 
-    /// Recurrent states that are kept.
+    /// Number of state checkpoints.
     pub fn kept_states(&self) -> usize {
-        self.states.as_ref().map_or(0, StatePool::kept)
+        self.states.as_ref().map_or(0, StatePool::checkpoints)
     }
 
-    /// The slot of the state that is kept behind the prefix of a table. It is the last one to be given away for another.
-    pub(crate) fn kept_state(&mut self, table: &BlockTable) -> Option<StateSlot> {
+    /// The slot of the state checkpoint at the end of a table's prefix, which becomes the most recently used one.
+    pub(crate) fn state_checkpoint(&mut self, table: &BlockTable) -> Option<StateSlot> {
         let states = self.states.as_mut()?;
-        let kept = table.tip.and_then(|tip| states.of_node(tip))?;
-        states.touch(kept);
-        Some(kept)
+        let slot = table.tip.and_then(|tip| states.of_node(tip))?;
+        states.touch(slot);
+        Some(slot)
     }
 
-    /// Gives a table a slot for its state, if it needs one; whether it has all that it needs.
+    /// Gives a table a slot for its state, if the model has states. Returns whether the table has what it needs.
     pub(crate) fn take_state(&mut self, table: &mut BlockTable) -> bool {
         let Some(states) = &mut self.states else {
             return true;
@@ -196,16 +196,20 @@ impl<S: BuildHasher> BlockPool<S> {
         table.state.is_some()
     }
 
-    /// A slot to copy a state to that shall be kept.
-    pub(crate) fn begin_keep(&mut self) -> Option<StateSlot> {
+    /// Takes a slot to which a state checkpoint will be copied.
+    pub(crate) fn begin_checkpoint(&mut self) -> Option<StateSlot> {
         let slot = self.states.as_mut()?.take_filling();
         self.record_states();
         slot
     }
 
-    /// Keeps what was copied to `slot` as the state after the first `tokens` tokens of `table`, if that prefix is in
-    /// the cache; without a table it is of no use to anybody.
-    pub(crate) fn end_keep(&mut self, slot: StateSlot, prefix: Option<(&BlockTable, usize)>) {
+    /// Makes the state in `slot` the checkpoint after the first `tokens` tokens of `table`, if that prefix is in the
+    /// cache. Otherwise, or without a table, releases the slot.
+    pub(crate) fn commit_checkpoint(
+        &mut self,
+        slot: StateSlot,
+        prefix: Option<(&BlockTable, usize)>,
+    ) {
         let Some(states) = &mut self.states else {
             return;
         };
@@ -214,56 +218,56 @@ impl<S: BuildHasher> BlockPool<S> {
             table.tip.filter(|_| ends)
         });
         match node {
-            Some(node) => states.keep(slot, node),
+            Some(node) => states.commit(slot, node),
             None => states.release(slot),
         }
     }
 
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
-    /// Cache groups.
+    /// Number of cache groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// Blocks in all groups.
+    /// Number of blocks in all groups.
     pub fn blocks(&self) -> usize {
         self.groups.iter().map(|group| group.refs.len()).sum()
     }
 
-    /// Blocks that can be had in every group: free ones and idle ones.
+    /// Number of blocks that every group can allocate: free ones and idle ones.
     pub fn available(&self) -> usize {
         let available = self.groups.iter().map(GroupPool::available);
         available.min().unwrap_or(0)
     }
 
-    /// Blocks of all groups that some table refers to.
+    /// Number of blocks of all groups that a table refers to.
     pub fn used(&self) -> usize {
         (0..self.groups.len())
             .map(|group| self.used_of(group))
             .sum()
     }
 
-    /// Blocks of a group that some table refers to.
+    /// Number of blocks of a group that a table refers to.
     pub fn used_of(&self, group: usize) -> usize {
         let group = &self.groups[group];
         group.refs.len() - group.available()
     }
 
-    /// Blocks of all groups that the prefix cache keeps, used or idle.
+    /// Number of blocks of all groups in the prefix cache, used or idle.
     pub fn cached(&self) -> usize {
         self.groups.iter().map(|group| group.cached).sum()
     }
 
-    /// Blocks that hold `tokens` tokens.
+    /// Number of blocks for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The most tokens that a sequence can have which has all blocks for itself.
+    /// Most tokens of a sequence that uses all blocks.
     pub fn most_tokens(&self) -> usize {
         let most = self.groups.iter().map(|group| match group.window {
             Some(window) if group.refs.len() >= spanned_blocks(window, self.block_size) => {
@@ -279,8 +283,8 @@ impl<S: BuildHasher> BlockPool<S> {
         self.groups.iter().any(|group| group.window.is_some())
     }
 
-    /// A table of the blocks that the cache has of the longest prefix of `tokens`, at most `most`
-    /// blocks long. Tokens are compared, not only their hashes.
+    /// A table of the blocks of the longest cached prefix of `tokens`, at most `most` blocks long.
+    /// Tokens are compared, not only their hashes.
     pub fn match_prefix(
         &mut self,
         salt: &CacheSalt,
@@ -289,7 +293,7 @@ impl<S: BuildHasher> BlockPool<S> {
     ) -> BlockTable {
         let mut table = BlockTable::default();
         self.prepare(&mut table);
-        // By group: blocks in a row up to the last node.
+        // By group: number of consecutive blocks up to the last node.
         let mut in_row = vec![0; self.groups.len()];
         let (mut nodes, mut longest) = (Vec::new(), 0);
         let mut parent = Parent::Root(salt.clone());
@@ -325,7 +329,7 @@ impl<S: BuildHasher> BlockPool<S> {
         table
     }
 
-    /// Gives an empty table the blocks of a prefix that are needed after it.
+    /// Adds to an empty table the blocks of a prefix that later tokens read.
     fn take_prefix(&mut self, table: &mut BlockTable, nodes: &[NodeId]) {
         let end = nodes.len() * self.block_size;
         for (index, group) in self.groups.iter_mut().enumerate() {
@@ -347,7 +351,7 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// Makes room in a table for every group.
+    /// Adds missing groups to a table.
     fn prepare(&self, table: &mut BlockTable) {
         if table.groups.len() < self.groups.len() {
             let groups = self.groups.len();
@@ -355,8 +359,8 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// Adds blocks to `table` until it holds `tokens` tokens, and says whether there were enough;
-    /// else it changes nothing. Idle blocks leave the cache, least recently used first.
+    /// Adds blocks to `table` until it holds `tokens` tokens. Returns whether there were enough;
+    /// otherwise it changes nothing. Idle blocks are evicted from the cache, least recently used first.
     #[must_use]
     pub fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
         self.grow_to(table, tokens, tokens)
@@ -388,8 +392,8 @@ impl<S: BuildHasher> BlockPool<S> {
         true
     }
 
-    /// Adds blocks to `table` in groups with a window, as far as there are any, until it holds `tokens` tokens. How
-    /// many it holds then.
+    /// Adds blocks to `table` in groups with a window, as far as there are any, until it holds `tokens` tokens. Returns
+    /// for how many tokens it has blocks.
     pub fn grow_windows(&mut self, table: &mut BlockTable, tokens: usize) -> usize {
         self.prepare(table);
         let room = self.groups.iter().zip(&table.groups).map(|(group, own)| {
@@ -418,8 +422,8 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// By group, the blocks that `table` will hold of `tokens` tokens and does not hold yet. Of a window that is as
-    /// many as it spans.
+    /// By group, the number of blocks that `table` lacks for `tokens` tokens. In a group with a window, at most as many as
+    /// the window spans.
     pub fn lacking(&self, table: &BlockTable, tokens: usize) -> impl Iterator<Item = usize> {
         self.groups.iter().enumerate().map(move |(index, group)| {
             let entries = table.group(index).len();
@@ -434,16 +438,16 @@ impl<S: BuildHasher> BlockPool<S> {
         })
     }
 
-    /// By group: blocks that can be had.
+    /// By group: number of blocks that can be allocated.
     pub fn available_by_group(&self) -> impl Iterator<Item = usize> {
         self.groups.iter().map(GroupPool::available)
     }
 
-    /// Puts the blocks of `table` that are full of computed tokens into the prefix cache. `tokens`
+    /// Adds the blocks of `table` that are full of computed tokens to the prefix cache. `tokens`
     /// are the computed ones, from the first of the sequence on.
     ///
     /// Where the cache has the same tokens already, the table takes the block of the cache, and its own goes to
-    /// `replaced`, to be given back: rows do not depend on their batch, so both hold the same bits.
+    /// `replaced`, to be released: rows do not depend on their batch, so both hold the same bits.
     pub fn register(
         &mut self,
         table: &mut BlockTable,
@@ -462,10 +466,10 @@ impl<S: BuildHasher> BlockPool<S> {
                 table.sealed = true;
                 break;
             };
-            // The table now ends with it; its parent is held by the node.
+            // The table holds its last node; that node holds its parent.
             self.cache.hold(node);
             if let Some(before) = table.tip.replace(node) {
-                self.cache.let_go(before);
+                self.cache.unhold(before);
             }
             for group in 0..self.groups.len() {
                 self.register_block(
@@ -479,7 +483,7 @@ impl<S: BuildHasher> BlockPool<S> {
         self.drop_old_nodes();
     }
 
-    /// Puts one block into the cache, or takes the one that the cache has in its place.
+    /// Adds one block to the cache, or replaces it by the one that the cache already has.
     fn register_block(
         &mut self,
         block: &mut BlockId,
@@ -505,7 +509,7 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// In a model of windows only, nodes outlive their blocks; idle blocks go when there are too many of them.
+    /// In a model of windows only, nodes outlive their blocks. Evicts idle blocks while there are too many nodes.
     fn drop_old_nodes(&mut self) {
         if !self.has_windows() {
             return;
@@ -514,9 +518,9 @@ impl<S: BuildHasher> BlockPool<S> {
         while self.cache.len() > most && (0..self.groups.len()).any(|group| self.evict(group)) {}
     }
 
-    /// Gives back the blocks of `table` that neither the token at `position` nor any after it sees. Those in the
+    /// Releases the blocks of `table` that neither the token at `position` nor any after it reads. Those in the
     /// prefix cache stay there until their memory is needed.
-    pub fn release_behind(&mut self, table: &mut BlockTable, position: usize) {
+    pub fn release_before_window(&mut self, table: &mut BlockTable, position: usize) {
         for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
             let first = group.first_seen(position, self.block_size);
             for block in own.blocks.iter_mut().take(first).skip(own.released) {
@@ -526,12 +530,12 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// Gives all blocks of `table` back. Those in the prefix cache stay there until their memory is
+    /// Releases all blocks of `table`. Those in the prefix cache stay there until their memory is
     /// needed.
     pub fn release(&mut self, table: &mut BlockTable) {
         for (group, own) in self.groups.iter_mut().zip(&mut table.groups) {
-            // From the end, so that a block is always older than the one it continues and leaves the
-            // cache before it.
+            // Blocks are released from the end, so that a block counts as older than the one it continues and is
+            // evicted before it.
             while own.blocks.len() > own.released
                 && let Some(block) = own.blocks.pop()
             {
@@ -541,7 +545,7 @@ impl<S: BuildHasher> BlockPool<S> {
             own.released = 0;
         }
         if let Some(tip) = table.tip.take() {
-            self.cache.let_go(tip);
+            self.cache.unhold(tip);
         }
         table.registered = 0;
         table.sealed = false;
@@ -550,8 +554,8 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// Adds to `free`, by group, the blocks that can be had in addition once `table` has been released, after those
-    /// tables that `lost` counts the references of. Blocks that others refer to are not among them.
+    /// Adds to `free`, by group, the number of blocks that releasing `table` frees, after the tables whose references
+    /// `lost` counts. Blocks that other tables refer to do not count.
     pub fn freed_by(&self, table: &BlockTable, lost: &mut LostReferences, free: &mut [usize]) {
         let groups = self.groups.iter().zip(&table.groups).zip(free);
         for (index, ((group, own), free)) in groups.enumerate() {
@@ -563,7 +567,7 @@ impl<S: BuildHasher> BlockPool<S> {
         }
     }
 
-    /// Forgets every idle block of the prefix cache.
+    /// Removes every idle block from the prefix cache.
     pub fn clear_cache(&mut self) {
         let evicted = self.evicted.take();
         for group in 0..self.groups.len() {
@@ -572,7 +576,7 @@ impl<S: BuildHasher> BlockPool<S> {
         self.evicted = evicted;
     }
 
-    /// A block that nobody has, with one reference.
+    /// Takes a block without references and sets its count to one.
     fn take(&mut self, group: usize) -> Option<BlockId> {
         if self.groups[group].free.is_empty() {
             self.evict(group);
@@ -583,8 +587,8 @@ impl<S: BuildHasher> BlockPool<S> {
         Some(block)
     }
 
-    /// Takes the block out of the cache that was used least recently, and with it what nobody can find without it:
-    /// the blocks for the same tokens in groups with a window, which nobody uses then. Whether there was one.
+    /// Evicts the least recently used block, and with it what cannot be found without it: the idle blocks of the same
+    /// tokens in groups with a window, and the state checkpoint. Returns whether there was one.
     fn evict(&mut self, group: usize) -> bool {
         let Some(oldest) = self.groups[group].idle.pop_oldest().map(BlockId) else {
             return false;
@@ -596,7 +600,7 @@ impl<S: BuildHasher> BlockPool<S> {
             return true;
         };
         let block = oldest;
-        self.record(CachePart::Block { group, block }, node);
+        self.record(CacheEntry::Block { group, block }, node);
         if self.groups[group].window.is_none() {
             if let Some(states) = &mut self.states {
                 states.forget(node);
@@ -611,7 +615,7 @@ impl<S: BuildHasher> BlockPool<S> {
                     own.free.push(block);
                     own.set_node(block, None);
                     let group = other;
-                    self.record(CachePart::Block { group, block }, node);
+                    self.record(CacheEntry::Block { group, block }, node);
                     self.cache.take_block(node, other);
                 }
             }

@@ -1,12 +1,12 @@
-//! The prefix cache: which blocks hold the keys and values of which tokens after which tokens.
+//! The prefix cache: a tree of token blocks and the KV blocks that hold them.
 //!
-//! It is a tree. A node is known by its parent (the node before it, or a root for each salt) and by the tokens of
+//! A node is identified by its parent (the node before it, or a root for each salt) and by the tokens of
 //! one block, and is found by a hash of both. The hash is keyed by a secret of the process, so
-//! that nobody can prepare prompts that collide; and as tokens and parent are compared too, a collision
+//! that prompts that collide cannot be prepared; and as tokens and parent are compared too, a collision
 //! would only be a miss. By induction a match means that the whole prefix is the same.
 //!
-//! A node may have a block in each cache group. It is there for as long as it has one, or another node continues it,
-//! or a sequence ends with it: blocks of a group with a window are given back before those that come after them.
+//! A node may have a block in each cache group. It exists while it has one, or another node continues it, or a sequence
+//! ends with it: blocks of a group with a window are released before the blocks after them.
 
 use ferrum_types::{AdapterId, BlockId, TokenId};
 use std::collections::HashMap;
@@ -14,17 +14,16 @@ use std::collections::hash_map::Entry as Slot;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-/// Whatever keys and values depend on beside the tokens, and whoever may not know of each other's.
-/// Only sequences with equal salts share blocks.
+/// Everything besides tokens that isolates prefix-cache entries. Only sequences with equal salts share blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CacheSalt {
-    /// Tenants do not share: the time of a hit would tell one of another's prompts.
+    /// Tenants do not share: the timing of a hit would reveal another tenant's prompts.
     pub tenant: Option<Arc<str>>,
     /// Length of the prompt, for models whose keys depend on it (length-dependent RoPE).
     pub prompt_len: Option<usize>,
-    /// The LoRA adapter that runs beside the weights.
+    /// The LoRA adapter of the sequence.
     pub adapter: Option<AdapterId>,
-    /// Number of a request that shares with nobody else.
+    /// Number of a request that shares with no other request.
     pub private: Option<u64>,
 }
 
@@ -32,12 +31,12 @@ pub struct CacheSalt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NodeId(u32);
 
-/// What a node continues.
+/// The parent of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
-    /// Nothing: it is the first of a sequence.
+    /// None: the node is the first of a sequence.
     Root(CacheSalt),
-    /// Another node, which stays for longer than this one.
+    /// Another node, which outlives this one.
     Node(NodeId),
 }
 
@@ -46,7 +45,7 @@ pub(super) struct Node {
     hash: u64,
     pub(super) parent: Parent,
     tokens: Box<[TokenId]>,
-    /// Blocks that it has, nodes that continue it, and sequences that end with it.
+    /// Reference count: its blocks, nodes that continue it, and sequences that end with it.
     users: u32,
 }
 
@@ -57,7 +56,7 @@ pub(super) struct PrefixCache<S> {
     groups: usize,
     by_hash: HashMap<u64, NodeId>,
     nodes: Vec<Option<Node>>,
-    /// Places in `nodes` without a node.
+    /// Free indices of `nodes`.
     vacant: Vec<NodeId>,
     /// `[nodes, groups]`: the block of each.
     blocks: Vec<Option<BlockId>>,
@@ -75,7 +74,7 @@ impl<S: BuildHasher> PrefixCache<S> {
         }
     }
 
-    /// Nodes.
+    /// Number of nodes.
     pub(super) fn len(&self) -> usize {
         self.by_hash.len()
     }
@@ -89,16 +88,16 @@ impl<S: BuildHasher> PrefixCache<S> {
         self.blocks[node.0 as usize * self.groups + group]
     }
 
-    /// Gives a node a block in a group, where it has none.
+    /// Sets the block of a node in a group where it has none.
     pub(super) fn put_block(&mut self, node: NodeId, group: usize, block: BlockId) {
         self.blocks[node.0 as usize * self.groups + group] = Some(block);
         self.hold(node);
     }
 
-    /// Takes the block of a node in a group away, and the node with the last of what it has.
+    /// Removes the block of a node in a group, and the node itself with its last user.
     pub(super) fn take_block(&mut self, node: NodeId, group: usize) -> Option<BlockId> {
         let block = self.blocks[node.0 as usize * self.groups + group].take()?;
-        self.let_go(node);
+        self.unhold(node);
         Some(block)
     }
 
@@ -125,8 +124,8 @@ impl<S: BuildHasher> PrefixCache<S> {
         self.holds(found, parent, tokens).then_some(found)
     }
 
-    /// The node of `tokens` after `parent`, made where there is none; `None` when something else has its hash. A new
-    /// one has to be held, or be given a block.
+    /// The node of `tokens` after `parent`, created if there is none; `None` on a hash collision. A new node must be held
+    /// or get a block.
     pub(super) fn insert(&mut self, parent: Parent, tokens: &[TokenId]) -> Option<NodeId> {
         let hash = self.hash(&parent, tokens);
         if let Some(&found) = self.by_hash.get(&hash) {
@@ -150,26 +149,26 @@ impl<S: BuildHasher> PrefixCache<S> {
         Some(node)
     }
 
-    /// Counts a user of a node.
+    /// Adds a user of a node.
     pub(super) fn hold(&mut self, node: NodeId) {
         if let Some(node) = &mut self.nodes[node.0 as usize] {
             node.users += 1;
         }
     }
 
-    /// A user less. Without any, the node goes, and its parent has a user less.
-    pub(super) fn let_go(&mut self, node: NodeId) {
+    /// Removes a user of a node. A node without users is removed, and with it a user of its parent.
+    pub(super) fn unhold(&mut self, node: NodeId) {
         let mut at = Some(node);
         while let Some(id) = at.take() {
-            let place = &mut self.nodes[id.0 as usize];
-            let Some(node) = place else {
+            let entry = &mut self.nodes[id.0 as usize];
+            let Some(node) = entry else {
                 return;
             };
             node.users = node.users.saturating_sub(1);
             if node.users > 0 {
                 return;
             }
-            if let Some(node) = place.take() {
+            if let Some(node) = entry.take() {
                 if let Slot::Occupied(slot) = self.by_hash.entry(node.hash)
                     && *slot.get() == id
                 {
@@ -190,7 +189,7 @@ impl<S: BuildHasher> PrefixCache<S> {
         nodes.filter_map(|(node, id)| Some((NodeId(id), node.as_ref()?)))
     }
 
-    /// Whether looking for what a node holds leads to it.
+    /// Whether a lookup of a node's tokens finds the node.
     pub(super) fn finds_itself(&self, id: NodeId) -> bool {
         self.node(id)
             .is_some_and(|node| self.find(&node.parent, &node.tokens) == Some(id))
@@ -211,7 +210,7 @@ impl<S: BuildHasher> PrefixCache<S> {
 }
 
 impl Node {
-    /// Whether it has as many users as were counted.
+    /// Whether its reference count equals `counted`.
     pub(super) fn has_users(&self, counted: u32) -> bool {
         self.users == counted
     }

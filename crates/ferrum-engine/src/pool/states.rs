@@ -1,9 +1,9 @@
-//! Slots of recurrent states: which sequence works in which, and which states are kept for others.
+//! Slots of recurrent states: those of running sequences, and state checkpoints.
 //!
-//! A recurrent state is that of all tokens up to some position, and cannot be had for an earlier one. So a prefix is of
-//! use only up to where a state of it was kept: a copy, in a slot of its own, at the end of a block. It belongs to the
-//! node of that block and goes when the block leaves the prefix cache, or when its slot is needed and no other was
-//! used longer ago.
+//! A recurrent state is that of all tokens up to some position and cannot be rolled back. So a prefix can be reused only up
+//! to a state checkpoint: a copy of the state at the end of a block, in a slot of its own. It belongs to the node of that
+//! block and is dropped when the block leaves the prefix cache, or when its slot is needed and it is the least recently
+//! used one.
 
 use super::lru::LruList;
 use super::prefix::NodeId;
@@ -15,26 +15,26 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotUse {
     Free,
-    /// A sequence works in it.
+    /// It is the state of a running sequence.
     Working,
     /// A step in flight copies a state to it.
     Filling,
-    /// It holds the state after a prefix.
-    Kept(NodeId),
+    /// It is the checkpoint after a prefix.
+    Checkpoint(NodeId),
 }
 
 /// The slots of a runner.
 #[derive(Debug)]
 pub(super) struct StatePool {
-    /// Most states that are kept.
-    most_kept: usize,
+    /// Most checkpoints.
+    max_checkpoints: usize,
     slots: Vec<SlotUse>,
     free: Vec<StateSlot>,
     by_node: HashMap<NodeId, StateSlot>,
-    /// Kept states by their last use.
-    kept: LruList,
+    /// Checkpoints by their last use.
+    checkpoints: LruList,
     filling: usize,
-    /// Kept states that were given away and that nobody has asked for yet.
+    /// Checkpoints that were dropped since the last [`take_forgotten`](Self::take_forgotten).
     forgotten: Vec<(NodeId, StateSlot)>,
 }
 
@@ -42,35 +42,35 @@ impl StatePool {
     pub(super) fn new(slots: StateSlots) -> Self {
         let count = slots.count().min(i32::MAX as usize);
         Self {
-            most_kept: slots.kept,
+            max_checkpoints: slots.kept,
             slots: vec![SlotUse::Free; count],
             free: (0..count as u32).rev().map(StateSlot).collect(),
             by_node: HashMap::new(),
-            kept: LruList::new(count),
+            checkpoints: LruList::new(count),
             filling: 0,
             forgotten: Vec::new(),
         }
     }
 
-    /// The kept state after a prefix.
+    /// The checkpoint after a prefix.
     pub(super) fn of_node(&self, node: NodeId) -> Option<StateSlot> {
         self.by_node.get(&node).copied()
     }
 
-    /// States that are kept.
-    pub(super) fn kept(&self) -> usize {
-        self.kept.len()
+    /// Number of checkpoints.
+    pub(super) fn checkpoints(&self) -> usize {
+        self.checkpoints.len()
     }
 
-    /// Marks a kept state as used.
+    /// Marks a checkpoint as used.
     pub(super) fn touch(&mut self, slot: StateSlot) {
-        if self.kept.contains(slot.0) {
-            self.kept.remove(slot.0);
-            self.kept.push_newest(slot.0);
+        if self.checkpoints.contains(slot.0) {
+            self.checkpoints.remove(slot.0);
+            self.checkpoints.push_newest(slot.0);
         }
     }
 
-    /// A slot for a sequence; that of the state which was used longest ago, if none is free.
+    /// A slot for a sequence; that of the least recently used checkpoint, if none is free.
     pub(super) fn take_working(&mut self) -> Option<StateSlot> {
         if self.free.is_empty() {
             self.forget_oldest();
@@ -78,12 +78,12 @@ impl StatePool {
         self.take(SlotUse::Working)
     }
 
-    /// A slot to copy a state to, if any may be kept.
+    /// A slot for a new checkpoint, if there may be another.
     pub(super) fn take_filling(&mut self) -> Option<StateSlot> {
-        if self.kept.len() + self.filling >= self.most_kept {
+        if self.checkpoints.len() + self.filling >= self.max_checkpoints {
             self.forget_oldest();
         }
-        if self.kept.len() + self.filling >= self.most_kept {
+        if self.checkpoints.len() + self.filling >= self.max_checkpoints {
             return None;
         }
         let slot = self.take(SlotUse::Filling)?;
@@ -97,8 +97,8 @@ impl StatePool {
         Some(slot)
     }
 
-    /// Keeps what was copied to a slot as the state after a prefix, unless that has one.
-    pub(super) fn keep(&mut self, slot: StateSlot, node: NodeId) {
+    /// Makes the state in a slot the checkpoint after a prefix, unless the prefix has one.
+    pub(super) fn commit(&mut self, slot: StateSlot, node: NodeId) {
         match self.of_node(node) {
             Some(known) => {
                 self.touch(known);
@@ -106,48 +106,48 @@ impl StatePool {
             }
             None => {
                 self.filling -= 1;
-                self.slots[slot.0 as usize] = SlotUse::Kept(node);
+                self.slots[slot.0 as usize] = SlotUse::Checkpoint(node);
                 self.by_node.insert(node, slot);
-                self.kept.push_newest(slot.0);
+                self.checkpoints.push_newest(slot.0);
             }
         }
     }
 
-    /// Gives a slot back that a sequence worked in, or that a state was copied to for nobody.
+    /// Releases the slot of a sequence, or of a checkpoint that is not needed.
     pub(super) fn release(&mut self, slot: StateSlot) {
         let before = std::mem::replace(&mut self.slots[slot.0 as usize], SlotUse::Free);
         self.filling -= usize::from(before == SlotUse::Filling);
         self.free.push(slot);
     }
 
-    /// Forgets the state after a prefix.
+    /// Drops the checkpoint after a prefix.
     pub(super) fn forget(&mut self, node: NodeId) {
         if let Some(slot) = self.by_node.remove(&node) {
-            self.kept.remove(slot.0);
+            self.checkpoints.remove(slot.0);
             self.forgotten.push((node, slot));
             self.release(slot);
         }
     }
 
     fn forget_oldest(&mut self) {
-        let oldest = self.kept.iter().next();
+        let oldest = self.checkpoints.iter().next();
         if let Some(oldest) = oldest
-            && let SlotUse::Kept(node) = self.slots[oldest as usize]
+            && let SlotUse::Checkpoint(node) = self.slots[oldest as usize]
         {
             self.forget(node);
         }
     }
 
-    /// The states that were forgotten since the last call, with what their slots still hold.
+    /// The checkpoints that were dropped since the last call. Their slots still hold the states.
     pub(super) fn take_forgotten(&mut self) -> Vec<(NodeId, StateSlot)> {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// The kept states, those that were used last first.
+    /// The checkpoints, most recently used first.
     pub(super) fn by_last_use(&self) -> Vec<(NodeId, StateSlot)> {
-        let slots = self.kept.iter();
+        let slots = self.checkpoints.iter();
         let kept = slots.filter_map(|slot| match self.slots[slot as usize] {
-            SlotUse::Kept(node) => Some((node, StateSlot(slot))),
+            SlotUse::Checkpoint(node) => Some((node, StateSlot(slot))),
             _ => None,
         });
         let mut kept: Vec<_> = kept.collect();
@@ -155,16 +155,15 @@ impl StatePool {
         kept
     }
 
-    /// Whether every slot is in one place, given those that sequences work in and those that steps in flight fill, and
-    /// which nodes may have a state.
+    /// Checks that every slot is in one list, given the slots of sequences and which nodes may have a checkpoint.
     pub(super) fn check(
         &self,
         working: &[StateSlot],
         has_block: impl Fn(NodeId) -> bool,
     ) -> Result<(), String> {
         let mut counted = vec![0; self.slots.len()];
-        let places = self.free.iter().chain(working);
-        for slot in places.chain(self.by_node.values()) {
+        let listed = self.free.iter().chain(working);
+        for slot in listed.chain(self.by_node.values()) {
             counted[slot.0 as usize] += 1;
         }
         for (index, (slot, counted)) in self.slots.iter().zip(counted).enumerate() {
@@ -173,16 +172,18 @@ impl StatePool {
                 SlotUse::Free => self.free.contains(&id),
                 SlotUse::Working => working.contains(&id),
                 SlotUse::Filling => true,
-                SlotUse::Kept(node) => self.of_node(*node) == Some(id) && has_block(*node),
+                SlotUse::Checkpoint(node) => self.of_node(*node) == Some(id) && has_block(*node),
             };
             let expected = usize::from(*slot != SlotUse::Filling);
-            let kept = matches!(slot, SlotUse::Kept(_));
-            if !fits || counted != expected || self.kept.contains(id.0) != kept {
+            let kept = matches!(slot, SlotUse::Checkpoint(_));
+            if !fits || counted != expected || self.checkpoints.contains(id.0) != kept {
                 return Err(format!("state slot {index} is lost or in the wrong list"));
             }
         }
         let filling = self.slots.iter().filter(|s| **s == SlotUse::Filling);
-        if filling.count() != self.filling || self.kept.len() + self.filling > self.most_kept {
+        if filling.count() != self.filling
+            || self.checkpoints.len() + self.filling > self.max_checkpoints
+        {
             return Err("more states are kept than may be".into());
         }
         Ok(())

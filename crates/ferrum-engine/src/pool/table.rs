@@ -5,27 +5,27 @@ use ferrum_types::{BlockId, StateSlot};
 
 /// The blocks of one sequence, by cache group and in order of position.
 ///
-/// It refers to blocks of one pool and has to be given back to it with
+/// It refers to blocks of one pool and must be released with
 /// [`BlockPool::release`](super::BlockPool::release).
 #[derive(Debug, Default)]
 pub struct BlockTable {
-    /// One for each group of the pool, once it has a block.
+    /// One table for each group of the pool, once it has a block.
     pub(super) groups: Vec<GroupTable>,
-    /// Blocks from the first on that are in the prefix cache, or were.
+    /// Number of leading blocks that are or were in the prefix cache.
     pub(super) registered: usize,
     /// The node of the last of them.
     pub(super) tip: Option<NodeId>,
-    /// Whether no further block of it can be in the prefix cache.
+    /// Whether no further block of it can be added to the prefix cache.
     pub(super) sealed: bool,
-    /// Where its recurrent state is, in a pool that has such.
+    /// The slot of its recurrent state, in a pool with states.
     pub(super) state: Option<StateSlot>,
 }
 
-/// Those in one group.
+/// The blocks of a sequence in one group.
 #[derive(Debug, Default)]
 pub(super) struct GroupTable {
     pub(super) blocks: Vec<BlockId>,
-    /// Blocks from the first on that were given back, because they are behind the window.
+    /// Number of leading blocks that were released because they are before the window.
     pub(super) released: usize,
 }
 
@@ -35,18 +35,18 @@ impl BlockTable {
         self.group(0)
     }
 
-    /// The blocks in a cache group; those behind its window are [released](BlockId::RELEASED).
+    /// The blocks in a cache group; those before its window are [released](BlockId::RELEASED).
     pub fn group(&self, group: usize) -> &[BlockId] {
         self.groups.get(group).map_or(&[], |table| &table.blocks)
     }
 
-    /// Blocks of a group that it refers to.
+    /// Number of blocks of a group that it refers to.
     pub fn held(&self, group: usize) -> usize {
         let table = self.groups.get(group);
         table.map_or(0, |table| table.blocks.len() - table.released)
     }
 
-    /// Entries that it has in every group.
+    /// Number of entries in every group, released ones included.
     pub fn len(&self) -> usize {
         let entries = self.groups.iter().map(|table| table.blocks.len());
         entries.min().unwrap_or(0)
@@ -57,12 +57,12 @@ impl BlockTable {
         (0..self.groups.len()).all(|group| self.held(group) == 0)
     }
 
-    /// Where its recurrent state is.
+    /// The slot of its recurrent state.
     pub fn state(&self) -> Option<StateSlot> {
         self.state
     }
 
-    /// Groups in which it may have blocks.
+    /// Number of groups in which it may have blocks.
     pub(crate) fn groups(&self) -> usize {
         self.groups.len()
     }

@@ -129,7 +129,7 @@ impl<S: BuildHasher> Model<S> {
             self.pool
                 .register(&mut seq.table, &salt, computed, &mut replaced);
             self.pool.release(&mut replaced);
-            self.pool.release_behind(&mut seq.table, end);
+            self.pool.release_before_window(&mut seq.table, end);
             for (group, window) in self.windows.iter().enumerate() {
                 // The window of the next token, and what the tokens after it have in the same block.
                 let most = window.map_or(usize::MAX, |w| spanned_blocks(w, size));
@@ -385,19 +385,19 @@ fn blocks_of_windows_are_told_with_those_that_they_need() {
     let all = pool.cached_prefixes();
     let kinds = all
         .iter()
-        .map(|prefix| (prefix.part.kind(), prefix.tokens.len()));
-    let expected = [(0, 2), (0, 4), (1, 2), (1, 4)].map(|(g, n)| (PartKind::Block(g), n));
+        .map(|prefix| (prefix.entry.kind(), prefix.tokens.len()));
+    let expected = [(0, 2), (0, 4), (1, 2), (1, 4)].map(|(g, n)| (CacheEntryKind::Block(g), n));
     assert_eq!(kinds.collect::<Vec<_>>(), expected);
     // Three of four blocks of the first group: the block of the window goes with the one that it needs.
     assert!(pool.grow_to(&mut table, 6, 1));
     let mut evicted = pool.take_evicted();
-    evicted.sort_by_key(|prefix| prefix.part.kind());
+    evicted.sort_by_key(|prefix| prefix.entry.kind());
     let kinds = evicted
         .iter()
-        .map(|prefix| (prefix.part.kind(), prefix.tokens.len()));
+        .map(|prefix| (prefix.entry.kind(), prefix.tokens.len()));
     assert_eq!(
         kinds.collect::<Vec<_>>(),
-        [(PartKind::Block(0), 4), (PartKind::Block(1), 4)]
+        [(CacheEntryKind::Block(0), 4), (CacheEntryKind::Block(1), 4)]
     );
     pool.check([&table]).unwrap();
 }
@@ -413,8 +413,11 @@ fn blocks_for_what_is_elsewhere_are_taken_or_all_given_back() {
     let device = pool.device_prefix(&salt(1), &tokens, 4);
     assert_eq!(device.longest(4, |_, _| false), 2);
     assert_eq!(device.longest(4, |index, _| index != 2), 2);
-    assert_eq!(device.longest(4, |_, kind| kind == PartKind::Block(0)), 2);
-    let wanted = [(2, 0), (3, 0), (3, 1)].map(|(n, group)| (n, PartKind::Block(group)));
+    assert_eq!(
+        device.longest(4, |_, kind| kind == CacheEntryKind::Block(0)),
+        2
+    );
+    let wanted = [(2, 0), (3, 0), (3, 1)].map(|(n, group)| (n, CacheEntryKind::Block(group)));
     assert_eq!(device.missing(4).collect::<Vec<_>>(), wanted);
     let mut table = BlockTable::default();
     let taken = pool
@@ -453,7 +456,7 @@ fn a_window_is_enough_of_a_prefix() {
     for end in [4, 8, 12, 13] {
         assert!(pool.grow_to(&mut table, tokens.len(), end));
         pool.register(&mut table, &none, &tokens[..end], &mut replaced);
-        pool.release_behind(&mut table, end);
+        pool.release_before_window(&mut table, end);
     }
     // Token 13 sees 11 and 12.
     assert_eq!((table.held(0), table.held(1)), (7, 2));

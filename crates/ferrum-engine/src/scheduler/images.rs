@@ -1,8 +1,8 @@
-//! Images of a sequence: where steps may end, and what the prefix cache takes for their tokens.
+//! Images of a sequence: where steps may end, and their keys in the prefix cache.
 //!
-//! All images have the same tokens, so the cache knows each by a key of its own in the place of those: prefixes are equal
-//! only where their images are. A token of an image sees those behind it, so a step has all that is left of an image, or
-//! nothing of it.
+//! All images have the same tokens, so the prefix cache uses a key of each image instead of those: prefixes are equal only
+//! if their images are. A token of an image attends to later tokens of the image, so a step has all that is left of an
+//! image, or nothing of it.
 
 use super::Sequence;
 use crate::vision::PromptImage;
@@ -13,12 +13,12 @@ use ferrum_types::TokenId;
 #[derive(Debug)]
 pub(super) struct SequenceImages {
     pub(super) spans: Vec<ImageSpan>,
-    /// The tokens of the sequence, with the keys of images in the place of their tokens.
+    /// The tokens of the sequence, with the keys of images instead of their tokens.
     keys: Vec<TokenId>,
 }
 
 impl SequenceImages {
-    /// Of a prompt; `None` where it has none.
+    /// The images of a prompt; `None` if it has none.
     pub(super) fn of(prompt: &[TokenId], images: &[PromptImage]) -> Option<Box<Self>> {
         if images.is_empty() {
             return None;
@@ -26,21 +26,21 @@ impl SequenceImages {
         let (mut keys, mut spans) = (prompt.to_vec(), Vec::with_capacity(images.len()));
         for image in images {
             let span = image.span();
-            if let Some(places) = keys.get_mut(span.positions()) {
-                places.fill(image.image.cache_key());
+            if let Some(tokens) = keys.get_mut(span.positions()) {
+                tokens.fill(image.image.cache_key());
             }
             spans.push(span);
         }
         Some(Box::new(Self { spans, keys }))
     }
 
-    /// The sequence has a token more.
+    /// Appends a token of the sequence.
     pub(super) fn push(&mut self, token: TokenId) {
         self.keys.push(token);
     }
 }
 
-/// What the prefix cache knows the tokens of a sequence by.
+/// The keys of a sequence's tokens in the prefix cache.
 pub(super) fn keys<'a>(
     images: &'a Option<Box<SequenceImages>>,
     tokens: &'a [TokenId],
@@ -49,19 +49,19 @@ pub(super) fn keys<'a>(
 }
 
 impl Sequence {
-    /// What the prefix cache knows its tokens by.
+    /// The keys of its tokens in the prefix cache.
     pub(super) fn cache_keys(&self) -> &[TokenId] {
         keys(&self.images, &self.tokens)
     }
 
-    /// Of the next `tokens` tokens those before an image that would be cut.
+    /// Limits the next `tokens` tokens to those before an image that would be split.
     pub(super) fn whole_images(&self, tokens: usize) -> usize {
         let images = self.images.as_ref();
         let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + tokens));
         cut.map_or(tokens, |image| image.start.saturating_sub(self.computed))
     }
 
-    /// Tokens that are left of the image with which its next step begins; 0: there is none.
+    /// Remaining tokens of the image with which its next step begins; 0: there is none.
     pub(super) fn image_ahead(&self) -> usize {
         let images = self.images.as_ref();
         let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + 1));

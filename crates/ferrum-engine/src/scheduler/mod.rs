@@ -1,56 +1,53 @@
-//! What the next step computes, for whom, and with which blocks.
+//! Plans which sequences and tokens the next step computes and allocates their KV blocks.
 //!
 //! Pure logic without a device or a clock: [`Scheduler::schedule`] fills a [`StepPlan`], [`Scheduler::begin`] makes
-//! the batch of it that the caller hands to the device, [`Scheduler::commit`] records that it was carried out, and
-//! [`Scheduler::append`] gives each sequence whose work says so its next token.
+//! its batch, which the caller submits to the device, [`Scheduler::commit`] records that it was computed, and
+//! [`Scheduler::append`] adds the next token of each sequence that got one ([`ScheduledSequence::gives_token`]).
 //!
 //! - **Decode first.** Every running sequence whose prompt is computed is in every step, so the time
-//!   between its tokens is that of one step, and a step is at most `max_tokens` tokens long. What is
-//!   left of the budget goes to chunks of prompts, while somebody decodes at most as much as
-//!   [`Scheduler::limit_prompts`] says. A prompt that does not end within the step takes at
-//!   most half of what is left, so a short prompt does not wait for a long one.
-//! - **One order.** A sequence's rank is the step at which it came, less a head start for each level
-//!   of priority. Admission goes by rank and nobody overtakes; preemption takes the last rank first.
-//!   As a head start is finite, nobody starves.
-//! - **Preemption by recompute.** When blocks run out, the sequence of the last rank gives back its
-//!   blocks and waits again with all its tokens. Its full blocks stay in the prefix cache for as long
-//!   as nobody needs their memory.
-//!
-//! - **Windows.** A cache group with a window gets blocks for what a step computes, not for a whole prompt, and takes
-//!   back what is behind the window when the step is committed: what comes after it reads nothing older.
-//! - **Recurrent states.** Where layers have them, a sequence has a slot for its state beside its blocks, and a step ends
-//!   where a state is kept (`states.rs`): at a stride, and at the last end of a block before the end of a prompt. A
-//!   prefix of the cache is taken up to there, and the kept state is copied before the next step that begins. As a state
-//!   cannot go back, such sequences have no drafts.
-//! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`), so one takes what steps keep for
-//!   those who decode where it would not fit else.
-//! - **Drafts.** A decode may bring drafts of the tokens after it ([`Scheduler::propose`]). They are
-//!   computed in the same step with whatever room is left; those that turn out right are tokens gained.
+//!   between its tokens is that of one step, and a step is at most `max_tokens` tokens long. The remaining
+//!   budget goes to chunks of prompts, at most [`Scheduler::limit_prompts`] tokens while a sequence
+//!   decodes. A prompt that does not end within the step takes at most half of what is left, so a short
+//!   prompt does not wait for a long one.
+//! - **Ordering.** A sequence's rank is its arrival step minus its priority credit. Admission is in rank order,
+//!   preemption in reverse; finite credits prevent starvation.
+//! - **Preemption by recompute.** When blocks run out, the sequence of the last rank releases its
+//!   blocks and waits again with all its tokens. Its full blocks stay in the prefix cache until their
+//!   memory is needed.
+//! - **Windows.** A cache group with a window gets blocks for what a step computes, not for a whole prompt, and releases
+//!   the blocks before the window when the step is committed: later tokens do not read them.
+//! - **Recurrent states.** If the model has them, a sequence has a slot for its state beside its blocks, and a step ends
+//!   where a state checkpoint is taken (`states.rs`): at an interval, and at the last end of a block before the end of a
+//!   prompt. A cached prefix is used up to its last checkpoint, which is copied before the next step that begins. As a
+//!   state cannot be rolled back, such sequences have no drafts.
+//! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`). An image that would not fit
+//!   otherwise may use the tokens that [`Scheduler::limit_prompts`] withholds from prompts.
+//! - **Drafts.** A decode may have drafts of the tokens after it ([`Scheduler::propose`]). They are
+//!   computed in the same step with the remaining budget; accepted drafts save steps.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
-//!   ([`Scheduler::schedule_ahead`]), with tokens that only the device knows yet. Whoever ends meanwhile is still
-//!   written to, so its blocks are held until that step is committed.
-//!
-//! Later kinds of work have their place in [`Work`]: an adapter would be one more field of it and of the
-//! salt.
+//!   ([`Scheduler::schedule_ahead`]), with tokens that only the device knows yet. The step in flight still writes to a
+//!   sequence that ends meanwhile, so its blocks are held until that step is committed.
 
-mod ahead;
-mod host;
 mod images;
+mod in_flight;
+mod offload;
 mod plan;
 mod sequence;
 mod states;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use host::{HostAnswer, HostPart, HostParts, HostPrefix, HostQuery, Restores};
-pub use plan::{StepPlan, Work};
+pub(crate) use offload::{
+    OffloadLookup, OffloadLookupResult, OffloadQuery, OffloadedEntry, OffloadedPrefix, Restores,
+};
+pub use plan::{ScheduledSequence, StepPlan};
 pub use sequence::{NewSequence, Sequence};
 
 use crate::pool::{BlockPool, BlockTable, PoolFault};
 use ferrum_models::{RunnerConfig, StateInit};
 use ferrum_types::{Error, Result, SeqId, TokenId};
 use sequence::{Rank, State};
-use states::Keeping;
+use states::PendingCheckpoint;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -65,11 +62,11 @@ pub struct SchedulerConfig {
     pub max_logit_rows: usize,
     /// Most tokens of a sequence.
     pub context: usize,
-    /// Steps by which one level of priority lets a sequence go before its turn.
-    pub head_start: u32,
-    /// Tokens from one recurrent state that is kept to the next, where layers have such; one is kept at the end of each
-    /// prompt, too. 0: there alone.
-    pub state_stride: usize,
+    /// Scheduling steps by which each priority level moves a sequence ahead.
+    pub priority_step_credit: u32,
+    /// Tokens between two checkpoints of recurrent states, for models that have them. One is also taken at the end of
+    /// each prompt. 0: only there.
+    pub state_checkpoint_interval: usize,
 }
 
 impl SchedulerConfig {
@@ -80,13 +77,13 @@ impl SchedulerConfig {
             max_tokens: config.max_tokens,
             max_logit_rows: config.max_logit_rows,
             context: config.context,
-            head_start: 256,
-            state_stride: 512,
+            priority_step_credit: 256,
+            state_checkpoint_interval: 512,
         }
     }
 }
 
-/// What happened since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerCounters {
     /// Steps that were scheduled.
@@ -117,17 +114,17 @@ pub struct Scheduler {
     /// Steps that began, and those of them that were committed.
     begun: u64,
     committed: u64,
-    /// Copies of kept states before the step that begins next.
+    /// State checkpoints to copy before the step that begins next.
     state_inits: Vec<StateInit>,
-    /// Of each step in flight, the states that it keeps.
-    keeping: VecDeque<Vec<Keeping>>,
-    /// Blocks that nobody has any more and that a step in flight still uses: the step, and the blocks.
+    /// The state checkpoints of each step in flight.
+    pending_checkpoints: VecDeque<Vec<PendingCheckpoint>>,
+    /// Blocks of ended sequences that a step in flight still uses: the step, and the blocks.
     held: Vec<(u64, BlockTable)>,
-    /// Where parts of prefixes are that the device has no room for.
-    host: Option<Box<dyn HostParts>>,
-    /// What came from there and is to be written before the next step.
+    /// Finds entries of prefixes in the offload tiers.
+    offload: Option<Box<dyn OffloadLookup>>,
+    /// Offloaded entries to be written to the device before the next step.
     restores: Restores,
-    /// Whether somebody was passed over because of files that are being read.
+    /// Whether the last plan skipped a sequence whose files are being read.
     reading: bool,
 }
 
@@ -166,9 +163,9 @@ impl Scheduler {
             begun: 0,
             committed: 0,
             state_inits: Vec::new(),
-            keeping: VecDeque::new(),
+            pending_checkpoints: VecDeque::new(),
             held: Vec::new(),
-            host: None,
+            offload: None,
             restores: Restores::default(),
             reading: false,
         })
@@ -184,22 +181,22 @@ impl Scheduler {
         &self.pool
     }
 
-    /// What happened since the start.
+    /// Counters since the start.
     pub fn counters(&self) -> SchedulerCounters {
         self.counters
     }
 
-    /// Sequences that have no blocks yet, or no more.
+    /// Number of sequences without blocks: new or preempted.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sequences with blocks.
+    /// Number of sequences with blocks.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.seqs.is_empty()
     }
@@ -234,10 +231,10 @@ impl Scheduler {
             let reason = format!("sequence {} is there already", new.id.0);
             return Err(Error::invalid("scheduler", reason));
         }
-        let head_start = i64::from(new.priority) * i64::from(self.config.head_start);
+        let credit = i64::from(new.priority) * i64::from(self.config.priority_step_credit);
         self.arrivals += 1;
         let rank = Rank {
-            turn: self.counters.steps as i64 - head_start,
+            turn: self.counters.steps as i64 - credit,
             arrival: self.arrivals,
         };
         self.waiting.insert(rank, new.id);
@@ -248,8 +245,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out, whatever it is doing, and frees its blocks at once, or with the commit of the last
-    /// step that uses them.
+    /// Removes a sequence in any state and frees its blocks: now, or with the commit of the last step that uses them.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let mut seq = self.seqs.remove(&id)?;
         self.waiting.remove(&seq.rank);
@@ -261,13 +257,13 @@ impl Scheduler {
         }
         let table = std::mem::take(&mut seq.table);
         self.free(seq.last_step, table);
-        if let Some(host) = &mut self.host {
-            host.forget(id);
+        if let Some(offload) = &mut self.offload {
+            offload.forget(id);
         }
         Some(seq)
     }
 
-    /// Nobody has this slot any more.
+    /// Frees an index of the batch order.
     fn leave_batch(&mut self, index: usize) {
         self.batch_order.swap_remove(index);
         let moved = self
@@ -290,16 +286,16 @@ impl Scheduler {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// From now on a step in which somebody decodes has at most so many tokens of prompts, so that those who
-    /// decode do not wait for long. Answers do not depend on it.
+    /// Limits the prompt tokens of later steps in which a sequence decodes, so that decoding sequences do not wait for
+    /// long. The output does not depend on it.
     pub fn limit_prompts(&mut self, most: usize) {
         self.most_prompt_tokens = most.max(1);
     }
 
-    /// Proposes the tokens that come next in a sequence, for the next step only. If the step has room
-    /// for them it gives logits after each. [`append`](Self::append) then confirms them one by one: as
-    /// long as the appended token is the proposed one, another is due and the sequence's next row of
-    /// logits counts. Nothing is planned ahead of a step with drafts.
+    /// Proposes the next tokens of a sequence, for the next step only. If the step has room for them it
+    /// gives logits after each. [`append`](Self::append) then accepts them one by one: as long as the
+    /// appended token is the proposed one, another token is pending and the sequence's next row of
+    /// logits gives it. Nothing is planned ahead of a step with drafts.
     pub fn propose(&mut self, id: SeqId, draft: &[TokenId]) {
         let has_states = self.pool.has_states();
         if let Some(seq) = self.seqs.get_mut(&id).filter(|_| !has_states) {
@@ -308,7 +304,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence its next token. Says whether there is room for another; if not, the sequence has to end
+    /// Appends the next token of a sequence. Returns whether there is room for another; if not, the sequence has to end
     /// here.
     pub fn append(&mut self, id: SeqId, token: TokenId) -> bool {
         let capacity = self.capacity();
@@ -318,37 +314,37 @@ impl Scheduler {
                 images.push(token);
             }
             if seq.draft.first() == Some(&token) {
-                // The row after it gives the one that is due now.
+                // The row after it gives the next pending token.
                 seq.draft.remove(0);
                 seq.computed += 1;
             } else {
                 seq.draft.clear();
-                seq.due = seq.due.saturating_sub(1);
+                seq.pending_tokens = seq.pending_tokens.saturating_sub(1);
             }
             seq.tokens.len() < capacity
         })
     }
 
-    /// Lends a block for a step that belongs to no sequence; whether there was one. It has to come
-    /// back with [`take_back`](Self::take_back) before the pool is checked.
+    /// Takes a block for a probe step, which belongs to no sequence; returns whether there was one. It must be given
+    /// back with [`return_probe_block`](Self::return_probe_block) before the pool is checked.
     #[must_use]
-    pub fn lend(&mut self, table: &mut BlockTable) -> bool {
-        let lent = self.pool.grow(table, 1) && self.pool.take_state(table);
-        if !lent {
+    pub fn take_probe_block(&mut self, table: &mut BlockTable) -> bool {
+        let taken = self.pool.grow(table, 1) && self.pool.take_state(table);
+        if !taken {
             self.pool.release(table);
         }
-        lent
+        taken
     }
 
-    /// Takes lent blocks back.
-    pub fn take_back(&mut self, table: &mut BlockTable) {
+    /// Releases the blocks of a probe step.
+    pub fn return_probe_block(&mut self, table: &mut BlockTable) {
         self.pool.release(table);
     }
 
     /// Checks the pool against the tables of all sequences, and the queues against each other.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first violation.
     pub fn check(&self) -> Result<(), PoolFault> {
         let held = self.held.iter().map(|(_, table)| table);
         self.pool

@@ -1,7 +1,7 @@
-//! Filling one step.
+//! Plans one step: admission, preemption, and the token budget.
 
-use super::host::Begun;
 use super::images::keys;
+use super::offload::PrefixStart;
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, StateInit};
@@ -9,35 +9,35 @@ use ferrum_types::SeqId;
 use std::collections::HashMap;
 use std::ops::Bound;
 
-/// What one sequence computes in a step.
+/// One sequence of a step, and its tokens that the step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Work {
-    /// Which sequence.
+pub struct ScheduledSequence {
+    /// The sequence.
     pub seq: SeqId,
-    /// Its place among those that run: the order of a step.
+    /// Its index in the batch order, which is the order of a step.
     pub batch_index: usize,
     /// Position of the first token.
     pub start: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub len: usize,
     /// How many of them, at the end, are a draft: see [`Scheduler::propose`].
     pub draft: usize,
     /// Which of them give logits.
     pub logits: LogitRows,
-    /// Whether they give hidden states instead, of which a step has room for any number.
+    /// Whether they give hidden states instead of logits. A step has room for any number of them.
     pub hidden: bool,
     /// Whether the sequence gets its next token in this step: from the last row, and with a draft from the first
-    /// row and from each one after a token that was drafted right.
+    /// row and from each one after an accepted token.
     pub gives_token: bool,
 }
 
-impl Work {
-    /// Rows of logits.
+impl ScheduledSequence {
+    /// Number of rows of logits.
     pub fn rows(&self) -> usize {
         if self.hidden { 0 } else { self.outputs() }
     }
 
-    /// Rows of hidden states.
+    /// Number of rows of hidden states.
     pub fn hidden_rows(&self) -> usize {
         if self.hidden { self.outputs() } else { 0 }
     }
@@ -51,90 +51,94 @@ impl Work {
     }
 }
 
-/// The work of one step. Made to be filled again.
+/// The sequences of one step. Reused by later steps.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    work: Vec<Work>,
-    /// Sequences that lost their blocks while the step was planned.
+    sequences: Vec<ScheduledSequence>,
+    /// Sequences that were preempted while the step was planned.
     preempted: Vec<SeqId>,
 }
 
 impl StepPlan {
     pub(super) fn clear(&mut self) {
-        self.work.clear();
+        self.sequences.clear();
         self.preempted.clear();
     }
 
-    /// By index in the batch, so that the sequences of a step are where they were in the step before, as far as those that ended
-    /// allow it: what a device has of each stays where it is.
-    pub fn work(&self) -> &[Work] {
-        &self.work
+    /// The sequences by batch index. A sequence keeps its index from step to step, as far as ended sequences allow, so that
+    /// its data on the device need not move.
+    pub fn sequences(&self) -> &[ScheduledSequence] {
+        &self.sequences
     }
 
-    /// Sequences that have to wait again.
+    /// Sequences that were preempted and wait again.
     pub fn preempted(&self) -> &[SeqId] {
         &self.preempted
     }
 
     /// Tokens in the step.
     pub fn tokens(&self) -> usize {
-        self.work.iter().map(|w| w.len).sum()
+        self.sequences.iter().map(|w| w.len).sum()
     }
 
     /// Rows of logits in the step.
     pub fn rows(&self) -> usize {
-        self.work.iter().map(Work::rows).sum()
+        self.sequences.iter().map(ScheduledSequence::rows).sum()
     }
 
     /// Rows of hidden states in the step.
     pub fn hidden_rows(&self) -> usize {
-        self.work.iter().map(Work::hidden_rows).sum()
+        self.sequences
+            .iter()
+            .map(ScheduledSequence::hidden_rows)
+            .sum()
     }
 }
 
-/// What is left of a step.
+/// Remaining budget of a step.
 struct Budget {
     tokens: usize,
-    /// Those that prompts may not have, except for an image.
-    kept: usize,
+    /// Tokens withheld from prompts, except for an image.
+    withheld: usize,
     rows: usize,
 }
 
 impl Scheduler {
     /// Plans the next step: gives running sequences the blocks they need (preempting the last ranks
-    /// when there are none), admits who waits and fits, and shares out the tokens of the step. An
-    /// empty plan means that nobody is there. No step may be in flight.
+    /// if there are none), admits waiting sequences that fit, and allocates the budget of the step. An
+    /// empty plan means that there is no sequence, or that all wait for files. No step may be in flight.
     pub fn schedule(&mut self, plan: &mut StepPlan) {
         plan.clear();
         self.counters.steps += 1;
         self.grow_running(plan);
         self.admit(plan);
-        self.share_out(plan);
+        self.allocate_budget(plan);
     }
 
-    /// Shares out the tokens of a step among those who run.
-    pub(super) fn share_out(&mut self, plan: &mut StepPlan) {
+    /// Allocates the token budget of a step to running sequences.
+    pub(super) fn allocate_budget(&mut self, plan: &mut StepPlan) {
         let mut left = Budget {
             tokens: self.config.max_tokens,
-            kept: 0,
+            withheld: 0,
             rows: self.config.max_logit_rows,
         };
         self.plan_decodes(plan, &mut left);
-        let most = match plan.work.is_empty() {
+        let most = match plan.sequences.is_empty() {
             true => usize::MAX,
             false => self.most_prompt_tokens,
         };
-        // What prompts may not have is still there for drafts.
-        left.kept = left.tokens.saturating_sub(most);
-        left.tokens -= left.kept;
+        // Tokens that are withheld from prompts are available to drafts.
+        left.withheld = left.tokens.saturating_sub(most);
+        left.tokens -= left.withheld;
         self.plan_prefills(plan, &mut left);
         self.grow_windows(plan, &left);
-        left.tokens += left.kept;
+        left.tokens += left.withheld;
         self.plan_drafts(plan, &mut left);
-        plan.work.sort_unstable_by_key(|work| work.batch_index);
+        plan.sequences
+            .sort_unstable_by_key(|scheduled| scheduled.batch_index);
     }
 
-    /// Every running sequence gets blocks for all its tokens, by rank.
+    /// Gives every running sequence blocks for all its tokens, by rank.
     fn grow_running(&mut self, plan: &mut StepPlan) {
         let mut next = self
             .running
@@ -145,7 +149,7 @@ impl Scheduler {
                 && seq.state == State::Running
                 && !seq.grow(&mut self.pool, seq.tokens.len())
             {
-                // The last one; when that is this one itself, the loop ends here.
+                // Preempts the last rank; if that is this sequence, the loop ends.
                 self.preempt_last(plan);
             }
             let after = (Bound::Excluded(rank), Bound::Unbounded);
@@ -153,26 +157,26 @@ impl Scheduler {
         }
     }
 
-    /// Lets sequences in by rank until one does not fit.
+    /// Admits sequences by rank until one does not fit.
     fn admit(&mut self, plan: &mut StepPlan) {
         self.reading = false;
         let mut next = self.next_waiting(None);
         while let Some((rank, id)) = next {
-            if self.is_ready(id) && !self.admit_one(id) && !self.push_in(id, plan) {
+            if self.is_ready(id) && !self.admit_one(id) && !self.preempt_and_admit(id, plan) {
                 break;
             }
             next = self.next_waiting(Some(rank));
         }
     }
 
-    /// Who waits with the rank after `rank`; with the first, if there is none.
+    /// The waiting sequence of the next rank after `rank`, or of the first rank without one.
     pub(super) fn next_waiting(&self, rank: Option<Rank>) -> Option<(Rank, SeqId)> {
         let from = rank.map_or(Bound::Unbounded, Bound::Excluded);
         let mut after = self.waiting.range((from, Bound::Unbounded));
         after.next().map(|(&rank, &id)| (rank, id))
     }
 
-    /// Whether the prompt that `id` will share is computed, or never will be.
+    /// Whether the prompt of the sequence's leader is computed, or the leader has ended.
     pub(super) fn leader_is_ready(&self, id: SeqId) -> bool {
         let leader = self.seqs.get(&id).and_then(|seq| seq.leader);
         leader
@@ -180,7 +184,7 @@ impl Scheduler {
             .is_none_or(|leader| leader.prompt_done)
     }
 
-    /// Admits a sequence if there is a place for it and blocks for all its tokens.
+    /// Admits a sequence if the batch has room and there are blocks for all its tokens.
     pub(super) fn admit_one(&mut self, id: SeqId) -> bool {
         if self.running.len() >= self.config.max_seqs {
             return false;
@@ -191,27 +195,27 @@ impl Scheduler {
         let most = seq.most_cached() / self.pool.block_size();
         let keys = keys(&seq.images, &seq.tokens);
         seq.table = self.pool.match_prefix(&seq.salt, keys, most);
-        // Whoever runs will soon want a block more; without them the newcomer would be let in only to
-        // be preempted.
-        let kept = self.running.len();
+        // Each running sequence will soon need another block. Without this reserve the new sequence would
+        // be preempted soon.
+        let reserve = self.running.len();
         let fits = (self.pool.lacking(&seq.table, seq.tokens.len()))
             .zip(self.pool.available_by_group())
-            .all(|(needed, free)| needed + kept <= free);
-        let begun = match fits {
+            .all(|(needed, free)| needed + reserve <= free);
+        let start = match fits {
             true => seq.begin(&mut self.pool, &mut self.restores),
             false => {
                 self.pool.release(&mut seq.table);
                 None
             }
         };
-        let Some(Begun { known, state }) = begun else {
+        let Some(PrefixStart { known, state }) = start else {
             return false;
         };
         if let (Some(slot), Some(_)) = (seq.table.state(), state) {
             self.state_inits.push(StateInit { slot, from: state });
         }
-        if let Some(host) = &mut self.host {
-            host.forget(id);
+        if let Some(offload) = &mut self.offload {
+            offload.forget(id);
         }
         seq.computed = known * self.pool.block_size();
         seq.state = State::Running;
@@ -227,9 +231,9 @@ impl Scheduler {
         true
     }
 
-    /// Admits a sequence at the cost of running ones with lower priority and a later rank, if they
-    /// have what it takes; else nobody loses anything.
-    fn push_in(&mut self, id: SeqId, plan: &mut StepPlan) -> bool {
+    /// Preempts running sequences of lower priority and later rank to admit this one. If that is not
+    /// enough, it preempts none.
+    fn preempt_and_admit(&mut self, id: SeqId, plan: &mut StepPlan) -> bool {
         let Some(victims) = self.victims_for(id) else {
             return false;
         };
@@ -239,13 +243,13 @@ impl Scheduler {
         self.admit_one(id)
     }
 
-    /// How many of the last running sequences have to go so that `id` can be admitted; `None` when all that
-    /// may be asked to are not enough. Blocks that they share with others do not come free.
+    /// How many of the last running sequences must be preempted to admit `id`; `None` if all that may be
+    /// preempted are not enough. Blocks that they share with others are not freed.
     pub(super) fn victims_for(&mut self, id: SeqId) -> Option<usize> {
         let seq = self.seqs.get(&id)?;
         let yields = |s: &&Sequence| s.priority < seq.priority && s.rank > seq.rank;
         let most = seq.most_cached() / self.pool.block_size();
-        // Held meanwhile, so that what both have does not count as freed.
+        // The table holds references, so that shared blocks do not count as freed.
         let mut table = self.pool.match_prefix(&seq.salt, seq.cache_keys(), most);
         let needed: Vec<_> = self.pool.lacking(&table, seq.tokens.len()).collect();
         let mut lost = HashMap::new();
@@ -264,13 +268,13 @@ impl Scheduler {
         count.map(|before| before + 1)
     }
 
-    /// Sends the running sequence of the last rank back to wait.
+    /// Preempts the running sequence of the last rank.
     fn preempt_last(&mut self, plan: &mut StepPlan) {
         let Some((rank, id)) = self.running.pop_last() else {
             return;
         };
         if let Some(seq) = self.seqs.get_mut(&id) {
-            debug_assert_eq!(seq.due, 0, "a step in flight uses these blocks");
+            debug_assert_eq!(seq.pending_tokens, 0, "a step in flight uses these blocks");
             self.pool.release(&mut seq.table);
             seq.computed = 0;
             seq.draft.clear();
@@ -285,12 +289,12 @@ impl Scheduler {
 
     fn plan_decodes(&self, plan: &mut StepPlan, left: &mut Budget) {
         let capacity = self.capacity();
-        for (&id, seq) in self.runners() {
-            let decodes = seq.pending() == 1 && seq.goes_on(capacity);
+        for (&id, seq) in self.running_by_rank() {
+            let decodes = seq.uncomputed() == 1 && seq.goes_on(capacity);
             if decodes && left.tokens > 0 && left.rows > 0 {
                 left.tokens -= 1;
                 left.rows -= 1;
-                plan.work.push(Work {
+                plan.sequences.push(ScheduledSequence {
                     seq: id,
                     batch_index: seq.batch_index,
                     start: seq.computed,
@@ -305,72 +309,80 @@ impl Scheduler {
     }
 
     fn plan_prefills(&self, plan: &mut StepPlan, left: &mut Budget) {
-        let first = plan.work.len();
-        let prefills = || self.runners().filter(|(_, seq)| seq.pending() > 1);
+        let first = plan.sequences.len();
+        let prefills = || {
+            self.running_by_rank()
+                .filter(|(_, seq)| seq.uncomputed() > 1)
+        };
         for (&id, seq) in prefills() {
-            // A prompt that needs more than this step leaves half of it to those behind.
-            let share = match seq.pending() <= left.tokens {
-                true => seq.pending(),
+            // A prompt that needs more than this step leaves half of the budget to later ranks.
+            let share = match seq.uncomputed() <= left.tokens {
+                true => seq.uncomputed(),
                 false => left.tokens.div_ceil(2),
             };
-            let mut work = chunk(id, seq, self.before_keep(seq, share), left.rows);
+            let mut scheduled = chunk(id, seq, self.before_checkpoint(seq, share), left.rows);
             let image = seq.image_ahead();
-            if work.len == 0 && image <= left.tokens + left.kept {
-                // It would never fit a part of a step.
-                work = chunk(id, seq, image, left.rows);
+            if scheduled.len == 0 && image <= left.tokens + left.withheld {
+                // It would never fit into the budget of prompts.
+                scheduled = chunk(id, seq, image, left.rows);
             }
-            if work.len > 0 {
-                left.kept -= work.len.saturating_sub(left.tokens);
-                left.tokens = left.tokens.saturating_sub(work.len);
-                left.rows -= work.rows();
-                plan.work.push(work);
+            if scheduled.len > 0 {
+                left.withheld -= scheduled.len.saturating_sub(left.tokens);
+                left.tokens = left.tokens.saturating_sub(scheduled.len);
+                left.rows -= scheduled.rows();
+                plan.sequences.push(scheduled);
             }
         }
-        // What those behind did not need goes back, first come first served.
-        for work in &mut plan.work[first..] {
-            let Some(seq) = self.seqs.get(&work.seq) else {
+        // Tokens that later ranks did not need are given back, in rank order.
+        for scheduled in &mut plan.sequences[first..] {
+            let Some(seq) = self.seqs.get(&scheduled.seq) else {
                 continue;
             };
-            let rows = left.rows + work.rows();
-            let most = self.before_keep(seq, work.len + left.tokens);
-            let longer = chunk(work.seq, seq, most, rows);
-            if longer.len > work.len {
-                left.tokens -= longer.len - work.len;
+            let rows = left.rows + scheduled.rows();
+            let most = self.before_checkpoint(seq, scheduled.len + left.tokens);
+            let longer = chunk(scheduled.seq, seq, most, rows);
+            if longer.len > scheduled.len {
+                left.tokens -= longer.len - scheduled.len;
                 left.rows = rows - longer.rows();
-                *work = longer;
+                *scheduled = longer;
             }
         }
     }
 
-    /// Gives everybody the blocks that the step writes to in groups with a window. A chunk of a prompt ends where there
-    /// are no more; its first token has one already.
+    /// Allocates the blocks that the step writes to in groups with a window. A chunk of a prompt is cut where there are
+    /// no more blocks; its first token has one already.
     fn grow_windows(&mut self, plan: &mut StepPlan, left: &Budget) {
         if !self.pool.has_windows() {
             return;
         }
-        for work in &mut plan.work {
-            let Some(seq) = self.seqs.get_mut(&work.seq) else {
+        for scheduled in &mut plan.sequences {
+            let Some(seq) = self.seqs.get_mut(&scheduled.seq) else {
                 continue;
             };
-            let end = work.start + work.len;
+            let end = scheduled.start + scheduled.len;
             let room = self.pool.grow_windows(&mut seq.table, end);
             if room < end {
-                *work = chunk(work.seq, seq, room - work.start, left.rows + work.rows());
+                *scheduled = chunk(
+                    scheduled.seq,
+                    seq,
+                    room - scheduled.start,
+                    left.rows + scheduled.rows(),
+                );
             }
         }
-        plan.work.retain(|work| work.len > 0);
+        plan.sequences.retain(|scheduled| scheduled.len > 0);
     }
 
-    /// Lengthens decodes by their drafts, as far as prompts left room and nobody loses a block.
+    /// Extends decodes by their drafts, as far as the budget and free blocks allow.
     fn plan_drafts(&mut self, plan: &mut StepPlan, left: &mut Budget) {
         let capacity = self.capacity();
-        for work in &mut plan.work {
-            // Whoever runs may need a block soon, and a draft is a draft.
+        for scheduled in &mut plan.sequences {
+            // Running sequences may need a block soon and take precedence over drafts.
             let spare = self.pool.available() > self.running.len();
-            let Some(seq) = self.seqs.get_mut(&work.seq) else {
+            let Some(seq) = self.seqs.get_mut(&scheduled.seq) else {
                 continue;
             };
-            if seq.draft.is_empty() || seq.pending() != 1 || seq.hidden {
+            if seq.draft.is_empty() || seq.uncomputed() != 1 || seq.hidden {
                 continue;
             }
             let held = seq.table.len() * self.pool.block_size();
@@ -382,39 +394,39 @@ impl Scheduler {
             }
             left.tokens -= draft;
             left.rows -= draft;
-            work.len += draft;
-            work.draft = draft;
-            work.logits = LogitRows::All;
+            scheduled.len += draft;
+            scheduled.draft = draft;
+            scheduled.logits = LogitRows::All;
         }
     }
 
     /// Running sequences by rank.
-    fn runners(&self) -> impl Iterator<Item = (&SeqId, &Sequence)> {
+    fn running_by_rank(&self) -> impl Iterator<Item = (&SeqId, &Sequence)> {
         let known = |id| self.seqs.get(id).map(|seq| (id, seq));
         self.running.values().filter_map(known)
     }
 }
 
 /// The next at most `tokens` tokens of a prompt that need at most `rows` rows of logits.
-fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
+fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> ScheduledSequence {
     let start = seq.computed;
-    // The rows that are few are those of logits.
+    // Only rows of logits are limited.
     let rows = if seq.hidden { usize::MAX } else { rows };
     let all = seq.wants_rows(start);
-    let mut len = tokens.min(seq.pending());
+    let mut len = tokens.min(seq.uncomputed());
     if all {
         len = len.min(rows);
-    } else if rows == 0 && len == seq.pending() {
+    } else if rows == 0 && len == seq.uncomputed() {
         // Without a row for its last token, the chunk ends before it.
         len = len.saturating_sub(1);
     }
     len = seq.whole_images(len);
     let logits = match all {
         true => LogitRows::All,
-        false if len == seq.pending() => LogitRows::Last,
+        false if len == seq.uncomputed() => LogitRows::Last,
         false => LogitRows::None,
     };
-    Work {
+    ScheduledSequence {
         seq: id,
         batch_index: seq.batch_index,
         start,
@@ -422,6 +434,6 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> Work {
         draft: 0,
         logits,
         hidden: seq.hidden,
-        gives_token: len == seq.pending() && !seq.hidden,
+        gives_token: len == seq.uncomputed() && !seq.hidden,
     }
 }

@@ -1,7 +1,7 @@
-//! A sequence as the scheduler sees it: tokens, how many of them are computed, and in which blocks.
+//! State of a sequence in the scheduler: its tokens, how many of them are computed, and its blocks.
 
-use super::host::HostPrefix;
 use super::images::SequenceImages;
+use super::offload::OffloadedPrefix;
 use crate::pool::{BlockPool, BlockTable, CacheSalt};
 use crate::vision::PromptImage;
 use ferrum_types::{SeqId, TokenId};
@@ -10,33 +10,33 @@ use std::time::Duration;
 /// A sequence to be scheduled.
 #[derive(Clone, Debug)]
 pub struct NewSequence {
-    /// Its name; used once.
+    /// Identifies it; used once.
     pub id: SeqId,
     /// Tokens to begin with, at least one.
     pub prompt: Vec<TokenId>,
-    /// Images in it, in order. With some, `prompt_logits` are not to be had.
+    /// Images in it, in order. They exclude `prompt_logits`.
     pub images: Vec<PromptImage>,
-    /// Higher goes first; see [`SchedulerConfig::head_start`](super::SchedulerConfig::head_start).
+    /// Higher is scheduled first; see [`SchedulerConfig::priority_step_credit`](super::SchedulerConfig::priority_step_credit).
     pub priority: i8,
     /// When it has to end, on the clock of [`Scheduler::overdue`](super::Scheduler::overdue).
     pub deadline: Option<Duration>,
-    /// Who it may share blocks with.
+    /// It shares blocks with sequences of an equal salt.
     pub salt: CacheSalt,
-    /// Whether every token of the prompt wants logits. They are asked for once each, also when the
-    /// sequence is preempted, so what the cache has is not used before they are there.
+    /// Whether every prompt token needs logits. Each row is computed once, also when the sequence is preempted. Cached
+    /// blocks are not used for tokens whose rows are missing.
     pub prompt_logits: bool,
-    /// Whether it wants hidden states wherever it would have logits.
+    /// Whether its rows give hidden states instead of logits.
     pub hidden: bool,
-    /// A sequence with the same prompt whose blocks this one will share: it waits for its prompt.
+    /// A sequence with the same prompt whose blocks this one will share. This one waits until that prompt is computed.
     pub leader: Option<SeqId>,
-    /// Most tokens that it will be given. Nothing is planned ahead beyond them.
+    /// Most tokens that it will generate. Nothing is planned ahead beyond them.
     pub max_tokens: usize,
 }
 
-/// Place in the one order of all sequences; the lowest goes first and is preempted last.
+/// Position in the order of all sequences; the lowest is admitted first and preempted last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    /// Step of arrival, less the head start.
+    /// Step of arrival minus the priority credit.
     pub(super) turn: i64,
     /// Counts arrivals, so that no two are equal.
     pub(super) arrival: u64,
@@ -46,7 +46,7 @@ pub(super) struct Rank {
 pub(super) enum State {
     /// Without blocks.
     Waiting,
-    /// With blocks for all its tokens, or one more to be had at the next step.
+    /// With blocks for all its tokens, except perhaps for one that the next step allocates.
     Running,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum State {
 pub struct Sequence {
     pub(super) rank: Rank,
     pub(super) state: State,
-    /// Place among those that run, while it does.
+    /// Index in the batch order, while it runs.
     pub(super) batch_index: usize,
     pub(super) priority: i8,
     pub(super) deadline: Option<Duration>,
@@ -64,23 +64,23 @@ pub struct Sequence {
     pub(super) tokens: Vec<TokenId>,
     pub(super) images: Option<Box<SequenceImages>>,
     pub(super) prompt_len: usize,
-    /// Drafts of the next tokens. After a step that computed them: those not yet confirmed.
+    /// Drafts of the next tokens. After a step that computed them: those not yet accepted.
     pub(super) draft: Vec<TokenId>,
     /// Tokens whose keys and values are in `table`, or will be when the steps that began have ended.
     pub(super) computed: usize,
-    /// Tokens that steps which began give and that are not known here yet.
-    pub(super) due: usize,
-    /// Row of logits from which the last of them is chosen.
-    pub(super) choice_row: u32,
+    /// Tokens that steps in flight give and that are not known yet.
+    pub(super) pending_tokens: usize,
+    /// Row of logits from which the last of them is sampled.
+    pub(super) sampled_row: u32,
     /// The last step that writes to its blocks, counted from 1.
     pub(super) last_step: u64,
     pub(super) max_tokens: usize,
     pub(super) table: BlockTable,
-    /// What is outside of the device of a prefix that it could go on from.
-    pub(super) host: HostPrefix,
+    /// Entries in the offload tiers of a prefix from which it could continue.
+    pub(super) offload: OffloadedPrefix,
     /// Whether the whole prompt was computed once.
     pub(super) prompt_done: bool,
-    /// First prompt token whose logits were not given yet, if they are wanted at all.
+    /// First prompt token whose logits were not computed yet, if prompt logits are requested.
     pub(super) logits_from: Option<usize>,
     pub(super) hidden: bool,
     /// Prompt tokens that were in the cache at the first admission.
@@ -102,12 +102,12 @@ impl Sequence {
             tokens: new.prompt,
             draft: Vec::new(),
             computed: 0,
-            due: 0,
-            choice_row: 0,
+            pending_tokens: 0,
+            sampled_row: 0,
             last_step: 0,
             max_tokens: new.max_tokens,
             table: BlockTable::default(),
-            host: HostPrefix::default(),
+            offload: OffloadedPrefix::default(),
             prompt_done: false,
             logits_from: new.prompt_logits.then_some(0),
             hidden: new.hidden,
@@ -135,34 +135,34 @@ impl Sequence {
         self.cached
     }
 
-    /// Tokens that steps in flight give: those to come through [`append`](super::Scheduler::append).
-    pub fn due(&self) -> usize {
-        self.due
+    /// Number of tokens that steps in flight give: those that [`append`](super::Scheduler::append) has yet to add.
+    pub fn pending_tokens(&self) -> usize {
+        self.pending_tokens
     }
 
     /// Whether it runs and one token is to be computed.
     pub fn is_decoding(&self) -> bool {
-        self.state == State::Running && self.pending() == 1
+        self.state == State::Running && self.uncomputed() == 1
     }
 
-    /// Tokens that have to be computed before there are logits for the next.
-    pub(super) fn pending(&self) -> usize {
-        self.tokens.len() + self.due - self.computed
+    /// Number of tokens that have to be computed before there are logits for the next one.
+    pub(super) fn uncomputed(&self) -> usize {
+        self.tokens.len() + self.pending_tokens - self.computed
     }
 
-    /// Adds blocks until it has room for so many tokens, in groups with a window only for the next one that is to be
-    /// computed; whether there were enough.
+    /// Adds blocks until it has room for `tokens` tokens, in groups with a window only for the next one to be computed.
+    /// Returns whether there were enough.
     pub(super) fn grow(&mut self, pool: &mut BlockPool, tokens: usize) -> bool {
         pool.grow_to(&mut self.table, tokens, self.computed + 1)
     }
 
-    /// Whether it surely goes on after the tokens that are due, as far as lengths say.
+    /// Whether it continues after its pending tokens, according to the length limits.
     pub(super) fn goes_on(&self, capacity: usize) -> bool {
-        let len = self.tokens.len() + self.due;
-        self.due == 0 || len < capacity && len - self.prompt_len < self.max_tokens
+        let len = self.tokens.len() + self.pending_tokens;
+        self.pending_tokens == 0 || len < capacity && len - self.prompt_len < self.max_tokens
     }
 
-    /// Tokens that need not be computed if the prefix cache has them.
+    /// Most tokens that may come from the prefix cache.
     pub(super) fn most_cached(&self) -> usize {
         let first_row = match self.logits_from {
             Some(from) if self.wants_rows(from) => from,
@@ -172,9 +172,9 @@ impl Sequence {
         first_row.min(self.tokens.len() - 1)
     }
 
-    /// Whether prompt tokens from `start` on still want logits of their own.
+    /// Whether prompt tokens from `start` on still need rows of logits.
     pub(super) fn wants_rows(&self, start: usize) -> bool {
-        // The last prompt token's logits are those of the first generated token, wanted anyway.
+        // The row of the last prompt token gives the first generated token, so it is computed in any case.
         self.logits_from
             .is_some_and(|from| from.max(start) + 1 < self.prompt_len)
     }

@@ -1,71 +1,77 @@
-//! Where recurrent states are kept, so that a sequence which begins with the same tokens goes on from there.
+//! Checkpoints of recurrent states, from which a sequence with the same prefix continues.
 
 use super::{Scheduler, Sequence};
 use ferrum_types::{SeqId, StateSlot};
 
-/// Positions behind which states are kept: ends of blocks, at a stride and before the end of a prompt.
+/// Positions at which state checkpoints are taken: ends of blocks, at an interval and before the end of a prompt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeepPoints {
+pub(super) struct CheckpointPolicy {
     block_size: usize,
     /// A multiple of the block size; 0: none.
-    stride: usize,
+    interval: usize,
 }
 
-/// A state that a step in flight keeps.
+/// A state checkpoint that a step in flight takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keeping {
+pub(super) struct PendingCheckpoint {
     pub(super) seq: SeqId,
-    /// What it is copied to.
+    /// The slot to which the state is copied.
     pub(super) slot: StateSlot,
-    /// Tokens that it is the state of.
+    /// Number of tokens before it.
     pub(super) tokens: usize,
 }
 
-impl KeepPoints {
-    /// The last end of a block at which the same tokens again could begin: the last token is always computed.
+impl CheckpointPolicy {
+    /// The last end of a block from which a sequence with the same tokens could continue: the last token is always
+    /// computed.
     fn last(self, seq: &Sequence) -> usize {
         (seq.tokens.len() - 1) / self.block_size * self.block_size
     }
 
-    /// The first of them behind `start`, as long as a prompt is computed.
+    /// The first checkpoint after `start` while a prompt is computed.
     fn after(self, start: usize, seq: &Sequence) -> Option<usize> {
         let last = self.last(seq);
-        let next = start.checked_div(self.stride);
-        let next = next.map_or(last, |strides| (strides + 1) * self.stride);
+        let next = start.checked_div(self.interval);
+        let next = next.map_or(last, |intervals| (intervals + 1) * self.interval);
         (last > start).then(|| next.min(last))
     }
 
-    /// Whether the state after the first `end` tokens is kept.
-    pub(super) fn keeps(self, end: usize, seq: &Sequence) -> bool {
-        let at_stride = self.stride > 0 && end.is_multiple_of(self.stride);
-        at_stride || end > 0 && end == self.last(seq)
+    /// Whether a checkpoint is taken after the first `end` tokens.
+    pub(super) fn applies(self, end: usize, seq: &Sequence) -> bool {
+        let at_interval = self.interval > 0 && end.is_multiple_of(self.interval);
+        at_interval || end > 0 && end == self.last(seq)
     }
 }
 
 impl Scheduler {
-    /// Where states are kept, in a pool that has such.
-    pub(super) fn keep_points(&self) -> Option<KeepPoints> {
+    /// The checkpoint policy, if the pool has states.
+    pub(super) fn checkpoint_policy(&self) -> Option<CheckpointPolicy> {
         let block_size = self.pool.block_size();
-        self.pool.has_states().then(|| KeepPoints {
+        self.pool.has_states().then(|| CheckpointPolicy {
             block_size,
-            stride: self.config.state_stride.next_multiple_of(block_size),
+            interval: self
+                .config
+                .state_checkpoint_interval
+                .next_multiple_of(block_size),
         })
     }
 
-    /// Of the next `tokens` tokens of a prompt, those up to where a state is kept.
-    pub(super) fn before_keep(&self, seq: &Sequence, tokens: usize) -> usize {
-        let points = self.keep_points();
-        let next = points.and_then(|points| points.after(seq.computed, seq));
+    /// Limits the next `tokens` tokens of a prompt to those before the next checkpoint.
+    pub(super) fn before_checkpoint(&self, seq: &Sequence, tokens: usize) -> usize {
+        let policy = self.checkpoint_policy();
+        let next = policy.and_then(|policy| policy.after(seq.computed, seq));
         next.map_or(tokens, |next| tokens.min(next - seq.computed))
     }
 
-    /// Keeps what the step that was committed copied, as far as the sequence is still there: its blocks are then in
-    /// the prefix cache.
-    pub(super) fn end_keeps(&mut self) {
-        for Keeping { seq, slot, tokens } in self.keeping.pop_front().unwrap_or_default() {
+    /// Adds the checkpoints of the committed step to the pool, for sequences that have not been removed: their blocks are
+    /// in the prefix cache then.
+    pub(super) fn commit_checkpoints(&mut self) {
+        for PendingCheckpoint { seq, slot, tokens } in
+            self.pending_checkpoints.pop_front().unwrap_or_default()
+        {
             let seq = self.seqs.get(&seq);
             self.pool
-                .end_keep(slot, seq.map(|seq| (&seq.table, tokens)));
+                .commit_checkpoint(slot, seq.map(|seq| (&seq.table, tokens)));
         }
     }
 }

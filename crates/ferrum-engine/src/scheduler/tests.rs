@@ -24,8 +24,8 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_tokens: 12,
     max_logit_rows: 6,
     context: 40,
-    head_start: 50,
-    state_stride: 8,
+    priority_step_credit: 50,
+    state_checkpoint_interval: 8,
 };
 
 fn scheduler(config: SchedulerConfig, blocks: usize, block_size: usize) -> Scheduler {
@@ -97,7 +97,7 @@ struct Flight {
 }
 
 struct Run {
-    work: Work,
+    scheduled: ScheduledSequence,
     tokens: Vec<TokenId>,
     /// By group.
     blocks: Vec<Vec<BlockId>>,
@@ -109,8 +109,8 @@ struct Run {
 impl Run {
     /// The blocks of a group that it writes to.
     fn written(&self, group: usize, block_size: usize) -> &[BlockId] {
-        let end = self.work.start + self.work.len;
-        &self.blocks[group][self.work.start / block_size..end.div_ceil(block_size)]
+        let end = self.scheduled.start + self.scheduled.len;
+        &self.blocks[group][self.scheduled.start / block_size..end.div_ceil(block_size)]
     }
 }
 
@@ -214,8 +214,8 @@ impl Sim {
             self.states[to.0 as usize] = self.states[from.0 as usize];
         }
         self.scheduler.commit(&plan);
-        for work in plan.work() {
-            self.give(*work);
+        for scheduled in plan.sequences() {
+            self.give(*scheduled);
         }
         self.plan = plan;
     }
@@ -224,9 +224,9 @@ impl Sim {
         self.propose();
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.schedule(&mut plan);
-        self.move_parts();
+        self.move_entries();
         let waits = self.scheduler.is_empty() || self.scheduler.waits_for_files();
-        let stalls = plan.work().is_empty() && !waits;
+        let stalls = plan.sequences().is_empty() && !waits;
         assert!(!stalls, "a stall");
         self.begin(plan)
     }
@@ -234,7 +234,7 @@ impl Sim {
     fn plan_ahead(&mut self) -> Option<Flight> {
         let mut plan = StepPlan::default();
         let planned = self.scheduler.schedule_ahead(&mut plan);
-        self.move_parts();
+        self.move_entries();
         if !planned {
             return None;
         }
@@ -245,29 +245,45 @@ impl Sim {
 
     fn begin(&mut self, plan: StepPlan) -> Flight {
         self.check_plan(&plan);
-        let batch: Vec<_> = plan.work().iter().map(|&work| self.ask(work)).collect();
+        let batch: Vec<_> = plan
+            .sequences()
+            .iter()
+            .map(|&scheduled| self.ask(scheduled))
+            .collect();
         // What a step in flight writes to is nobody else's.
         let size = self.scheduler.pool().block_size();
         for before in self.flight.iter().flat_map(|flight| &flight.batch) {
-            let others = batch.iter().filter(|run| run.work.seq != before.work.seq);
+            let others = batch
+                .iter()
+                .filter(|run| run.scheduled.seq != before.scheduled.seq);
             for (run, group) in others.flat_map(|run| (0..run.blocks.len()).map(move |g| (run, g)))
             {
                 let written = before.written(group, size);
                 let shared = run.blocks[group]
                     .iter()
                     .find(|block| written.contains(block));
-                assert_eq!(shared, None, "{:?} and {:?}", before.work, run.work);
+                assert_eq!(
+                    shared, None,
+                    "{:?} and {:?}",
+                    before.scheduled, run.scheduled
+                );
             }
         }
         batch.iter().for_each(|run| self.check_windows(run));
-        let due = |work: &&Work| self.scheduler.sequence(work.seq).unwrap().due() > 0;
-        let due = plan.work().iter().filter(due).count();
+        let due = |scheduled: &&ScheduledSequence| {
+            self.scheduler
+                .sequence(scheduled.seq)
+                .unwrap()
+                .pending_tokens()
+                > 0
+        };
+        let due = plan.sequences().iter().filter(due).count();
         let mut filled = StepBatch::default();
         self.scheduler.begin(&plan, &mut filled).unwrap();
-        self.move_parts();
+        self.move_entries();
         assert_eq!(filled.pending_tokens.len(), due);
         let asked = batch.iter().flat_map(|run| {
-            let known = &run.tokens[run.work.start..];
+            let known = &run.tokens[run.scheduled.start..];
             known.iter().copied()
         });
         let mut asked: Vec<_> = asked.collect();
@@ -293,10 +309,13 @@ impl Sim {
     /// A group with a window holds no more blocks than that and the steps on their way need.
     fn check_windows(&self, run: &Run) {
         let size = self.scheduler.pool().block_size();
-        let table = &self.scheduler.sequence(run.work.seq).unwrap().table;
-        let flight = self.flight.iter().flat_map(|flight| flight.plan.work());
-        let flight = flight.filter(|work| work.seq == run.work.seq);
-        let tokens = run.work.len + flight.map(|work| work.len).sum::<usize>();
+        let table = &self.scheduler.sequence(run.scheduled.seq).unwrap().table;
+        let flight = self
+            .flight
+            .iter()
+            .flat_map(|flight| flight.plan.sequences());
+        let flight = flight.filter(|scheduled| scheduled.seq == run.scheduled.seq);
+        let tokens = run.scheduled.len + flight.map(|scheduled| scheduled.len).sum::<usize>();
         // What is left of a draft that was wrong.
         let tokens = tokens + if self.drafts { 3 } else { 0 };
         for (group, window) in self.windows.iter().enumerate() {
@@ -310,22 +329,22 @@ impl Sim {
     }
 
     /// What the batch says of one sequence; a token that is due is the one that will come.
-    fn ask(&self, work: Work) -> Run {
-        let seq = self.scheduler.sequence(work.seq).unwrap();
+    fn ask(&self, scheduled: ScheduledSequence) -> Run {
+        let seq = self.scheduler.sequence(scheduled.seq).unwrap();
         let mut tokens = seq.tokens().to_vec();
-        tokens.extend((0..seq.due()).map(|_| next_token(seq)));
-        tokens.truncate(work.start + work.len - work.draft);
-        tokens.extend(&seq.draft[..work.draft]);
-        assert_eq!(tokens.len(), work.start + work.len);
+        tokens.extend((0..seq.pending_tokens()).map(|_| next_token(seq)));
+        tokens.truncate(scheduled.start + scheduled.len - scheduled.draft);
+        tokens.extend(&seq.draft[..scheduled.draft]);
+        assert_eq!(tokens.len(), scheduled.start + scheduled.len);
         Run {
-            work,
+            scheduled,
             tokens,
             blocks: (0..self.windows.len())
                 .map(|group| seq.table.group(group).to_vec())
                 .collect(),
             state: seq.table.state(),
-            root: scheduler_root(&self.asked[&work.seq].salt),
-            images: self.asked[&work.seq].images.clone(),
+            root: scheduler_root(&self.asked[&scheduled.seq].salt),
+            images: self.asked[&scheduled.seq].images.clone(),
         }
     }
 
@@ -353,10 +372,10 @@ impl Sim {
         let config = *self.scheduler.config();
         assert!(plan.tokens() <= config.max_tokens, "{plan:?}");
         assert!(plan.rows() <= config.max_logit_rows, "{plan:?}");
-        assert!(plan.work().len() <= config.max_seqs, "{plan:?}");
-        for Work {
+        assert!(plan.sequences().len() <= config.max_seqs, "{plan:?}");
+        for ScheduledSequence {
             seq, start, len, ..
-        } in plan.work()
+        } in plan.sequences()
         {
             let (begin, end) = (*start, start + len);
             let images = &self.asked[seq].images;
@@ -370,35 +389,35 @@ impl Sim {
         }
         // Whoever got a token in the step before is in this one.
         for (id, asked) in &self.asked {
-            let here = plan.work().iter().filter(|w| w.seq == *id).count();
+            let here = plan.sequences().iter().filter(|w| w.seq == *id).count();
             let decoding = asked.decoding && self.scheduler.goes_on(*id);
             assert!(here == 1 || !decoding && here == 0, "{id:?} {plan:?}");
         }
     }
 
     fn run(&mut self, run: &Run) {
-        let (work, size) = (run.work, self.scheduler.pool().block_size());
+        let (scheduled, size) = (run.scheduled, self.scheduler.pool().block_size());
         let mut value = run.root;
         for (at, &token) in run.tokens.iter().enumerate() {
-            if let (Some(StateSlot(slot)), true) = (run.state, at == work.start) {
+            if let (Some(StateSlot(slot)), true) = (run.state, at == scheduled.start) {
                 let expected = if at == 0 { 0 } else { value };
                 assert_eq!(
                     self.states[slot as usize], expected,
-                    "the state of {work:?}"
+                    "the state of {scheduled:?}"
                 );
             }
             let mut images = run.images.iter();
             let image = images.find(|(place, _)| place.contains(&at));
             value = mix(value, image.map_or(u64::from(token) + 1, |(_, key)| *key));
             for (group, window) in self.windows.iter().enumerate() {
-                let seen = window.map_or(0, |w| (work.start + 1).saturating_sub(w));
+                let seen = window.map_or(0, |w| (scheduled.start + 1).saturating_sub(w));
                 if at < seen {
                     continue;
                 }
                 let block = run.blocks[group][at / size];
                 let cell = &mut self.cells[group][block.0 as usize * size + at % size];
-                if at < work.start {
-                    assert_eq!(*cell, value, "position {at} of {work:?}");
+                if at < scheduled.start {
+                    assert_eq!(*cell, value, "position {at} of {scheduled:?}");
                 } else {
                     *cell = value;
                 }
@@ -407,55 +426,64 @@ impl Sim {
         if let Some(StateSlot(slot)) = run.state {
             self.states[slot as usize] = value;
         }
-        let Some(asked) = self.asked.get_mut(&work.seq) else {
+        let Some(asked) = self.asked.get_mut(&scheduled.seq) else {
             return;
         };
-        if let (Some(due), LogitRows::All, 0) = (asked.rows_due, work.logits, work.draft) {
-            assert!(work.start <= due, "rows {due}.. were left out by {work:?}");
-            asked.rows_due = Some(due.max(work.start + work.len));
+        if let (Some(due), LogitRows::All, 0) = (asked.rows_due, scheduled.logits, scheduled.draft)
+        {
+            assert!(
+                scheduled.start <= due,
+                "rows {due}.. were left out by {scheduled:?}"
+            );
+            asked.rows_due = Some(due.max(scheduled.start + scheduled.len));
         }
     }
 
     /// A token for each row that counts.
-    fn give(&mut self, work: Work) {
-        let Some(seq) = self.scheduler.sequence(work.seq) else {
+    fn give(&mut self, scheduled: ScheduledSequence) {
+        let Some(seq) = self.scheduler.sequence(scheduled.seq) else {
             assert!(self.ahead, "nobody ends within a step");
             return;
         };
-        if !work.gives_token {
-            assert_ne!(work.logits, LogitRows::Last);
+        if !scheduled.gives_token {
+            assert_ne!(scheduled.logits, LogitRows::Last);
             return;
         }
-        assert_ne!(work.logits, LogitRows::None);
-        let asked = self.asked.get_mut(&work.seq).unwrap();
+        assert_ne!(scheduled.logits, LogitRows::None);
+        let asked = self.asked.get_mut(&scheduled.seq).unwrap();
         let prompt_rows = seq.prompt_len().saturating_sub(1);
         assert!(asked.rows_due.is_none_or(|due| due >= prompt_rows));
         asked.decoding = true;
         // The step after it may be in flight, and gives one more.
-        let later = usize::from(self.gives_in_flight(work.seq));
-        let mut rows = 1 + work.draft;
-        while let Some(seq) = self.scheduler.sequence(work.seq)
-            && seq.due() > later
+        let later = usize::from(self.gives_in_flight(scheduled.seq));
+        let mut rows = 1 + scheduled.draft;
+        while let Some(seq) = self.scheduler.sequence(scheduled.seq)
+            && seq.pending_tokens() > later
         {
             assert!(rows > 0, "more tokens than rows");
             rows -= 1;
             let token = next_token(seq);
             // Some end with a token, which no length foretells.
-            let place = work.seq.0 as usize + seq.tokens().len() * 7;
+            let place = scheduled.seq.0 as usize + seq.tokens().len() * 7;
             let stops = self.ahead && place.is_multiple_of(37);
-            self.gained += usize::from(rows < work.draft);
-            let asked = self.asked.get_mut(&work.seq).unwrap();
+            self.gained += usize::from(rows < scheduled.draft);
+            let asked = self.asked.get_mut(&scheduled.seq).unwrap();
             asked.left -= 1;
             let last = asked.left == 0 || stops;
-            if !self.scheduler.append(work.seq, token) || last {
-                self.end(work.seq);
+            if !self.scheduler.append(scheduled.seq, token) || last {
+                self.end(scheduled.seq);
             }
         }
     }
 
     fn gives_in_flight(&self, id: SeqId) -> bool {
-        let work = self.flight.iter().flat_map(|flight| flight.plan.work());
-        work.clone().any(|work| work.seq == id && work.gives_token)
+        let scheduled = self
+            .flight
+            .iter()
+            .flat_map(|flight| flight.plan.sequences());
+        scheduled
+            .clone()
+            .any(|scheduled| scheduled.seq == id && scheduled.gives_token)
     }
 
     /// Comes, goes or steps, as `dice` says.
@@ -608,8 +636,8 @@ fn a_long_prompt_delays_nobody_by_more_than_a_step() {
     // One decode, half of the rest for the long prompt, and all that the short one needs.
     sim.step();
     let lens = |sim: &Sim, id| {
-        let of = |w: &&Work| w.seq == id;
-        sim.plan.work().iter().find(of).map(|w| w.len)
+        let of = |w: &&ScheduledSequence| w.seq == id;
+        sim.plan.sequences().iter().find(of).map(|w| w.len)
     };
     assert_eq!(lens(&sim, first), Some(1));
     assert_eq!(lens(&sim, short), Some(4));
@@ -638,7 +666,7 @@ fn first_come_first_served_within_a_priority() {
     let mut order = Vec::new();
     while !sim.asked.is_empty() {
         sim.step();
-        order.extend(sim.plan.work().iter().map(|w| w.seq));
+        order.extend(sim.plan.sequences().iter().map(|w| w.seq));
         order.dedup();
     }
     assert_eq!(order, ids);
@@ -677,8 +705,18 @@ fn prompts_have_a_share_of_steps_in_which_somebody_decodes() {
     sim.add(new(0, vec![3; 18]), 2);
     while sim.asked.contains_key(&first) {
         sim.step();
-        let tokens: usize = sim.plan.work().iter().map(|work| work.len).sum();
-        let decodes = sim.plan.work().iter().filter(|work| work.len == 1).count();
+        let tokens: usize = sim
+            .plan
+            .sequences()
+            .iter()
+            .map(|scheduled| scheduled.len)
+            .sum();
+        let decodes = sim
+            .plan
+            .sequences()
+            .iter()
+            .filter(|scheduled| scheduled.len == 1)
+            .count();
         assert!(tokens <= 5 + decodes, "{:?}", sim.plan);
     }
     sim.drain();
@@ -696,7 +734,7 @@ fn followers_wait_for_their_leader_and_share_its_blocks() {
     let follower = sim.add(follower, 3);
     let other = sim.add(new(0, vec![7; 2]), 20);
     sim.step();
-    let there: Vec<_> = sim.plan.work().iter().map(|w| w.seq).collect();
+    let there: Vec<_> = sim.plan.sequences().iter().map(|w| w.seq).collect();
     assert_eq!(there, [leader, other], "who follows holds up nobody");
     while sim.scheduler.sequence(follower).unwrap().cached().is_none() {
         sim.step();

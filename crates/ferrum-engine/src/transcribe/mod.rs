@@ -357,7 +357,7 @@ fn cut(mel: &LogMel, seek: usize, frames: usize) -> Vec<f32> {
 
 impl TaskModel for Transcriber {
     type Task = TranscribeTask;
-    type Answer = Transcript;
+    type Output = Transcript;
 
     fn backend(&self) -> &'static str {
         self.inner.backend()

@@ -112,7 +112,7 @@ impl VisionTower {
 
 impl TaskModel for VisionTower {
     type Task = ImageTask;
-    type Answer = ImageEmbeddings;
+    type Output = ImageEmbeddings;
 
     fn backend(&self) -> &'static str {
         self.inner.backend()

@@ -217,7 +217,7 @@ fn a_special_token_has_text_where_it_is_asked_for() {
             text: format!("start: \"é\" {} \"b\"", lark_token(special)),
             parts: Vec::new(),
         }));
-        request.shown_tokens = if shown { vec![special] } else { Vec::new() };
+        request.visible_special_tokens = if shown { vec![special] } else { Vec::new() };
         let found = ask(&engine, request);
         let expected = if shown {
             format!("é{text}b")

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 fn checking() -> EngineConfig {
     EngineConfig {
-        check_every: Duration::ZERO,
+        pool_check_interval: Duration::ZERO,
         ..EngineConfig::default()
     }
 }

@@ -38,7 +38,7 @@ fn engine(config: RunnerConfig, model: &str, store: Option<&KvOffload>) -> Engin
     });
     let settings = EngineConfig {
         offload,
-        check_every: Duration::ZERO,
+        pool_check_interval: Duration::ZERO,
         ..EngineConfig::default()
     };
     start(&demo(), config, settings)
@@ -217,8 +217,8 @@ fn twice(model: &Model, config: RunnerConfig, requests: &[Request], store: &KvOf
             store: store.clone(),
             model: "model".into(),
         }),
-        check_every: Duration::ZERO,
-        state_stride: 16,
+        pool_check_interval: Duration::ZERO,
+        state_checkpoint_interval: 16,
         ..EngineConfig::default()
     };
     let tight = RunnerConfig {

@@ -138,7 +138,7 @@ fn assert_clean(engine: &Engine) {
 /// Checks its books whenever it rests.
 fn careful() -> EngineConfig {
     EngineConfig {
-        check_every: Duration::ZERO,
+        pool_check_interval: Duration::ZERO,
         ..EngineConfig::default()
     }
 }

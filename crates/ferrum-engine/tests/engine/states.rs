@@ -89,7 +89,7 @@ pub(crate) fn check_states(device: &BackendDispatch, model: &Model, requests: &[
     let expected: Vec<_> = requests.iter().map(ask).collect();
 
     let often = EngineConfig {
-        state_stride: 16,
+        state_checkpoint_interval: 16,
         ..EngineConfig::default()
     };
     let engine = start(CONFIG, often);

@@ -1,6 +1,6 @@
 //! One repository inside a cache: finding its files, and adding to them.
 
-use super::choose::{Choice, Want, Weights, choose};
+use super::choose::{Choice, DownloadScope, Weights, choose};
 use super::names::{Commit, Etag, ModelName, RepoId, Revision};
 use crate::error::Shown;
 use crate::safetensors::Safetensors;
@@ -188,7 +188,7 @@ impl CachedRepo {
         &self,
         model: &ModelName,
         revision: &Revision,
-        want: Want,
+        scope: DownloadScope,
     ) -> Result<Option<PathBuf>> {
         let Some(commit) = self.commit(revision)? else {
             return Ok(None);
@@ -199,7 +199,7 @@ impl CachedRepo {
             .map(|file| file.name)
             .collect();
         // What the files that are there cannot be chosen from may well be complete at the hub.
-        let Ok(choice) = choose(model, &files, want) else {
+        let Ok(choice) = choose(model, &files, scope) else {
             return Ok(None);
         };
         let snapshot = self.snapshot(&commit);

@@ -37,7 +37,7 @@ const MAX_NAMES: usize = 24;
 
 /// What a command needs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub enum DownloadScope {
     /// All of it.
     Model,
     /// Tokenizer and chat template. Of a Hugging Face folder this leaves out the weights.
@@ -83,14 +83,14 @@ impl Choice {
 ///
 /// # Errors
 /// [`FormatError::Hub`] when there is no such file, nothing that can be run, or no way to choose.
-pub fn choose(model: &ModelName, files: &[String], want: Want) -> Result<Choice> {
+pub fn choose(model: &ModelName, files: &[String], scope: DownloadScope) -> Result<Choice> {
     let listing = Listing {
         repo: &model.repo,
         files,
     };
     match &model.file {
-        Some(file) => listing.named(file, want),
-        None => listing.usual(want),
+        Some(file) => listing.named(file, scope),
+        None => listing.usual(scope),
     }
 }
 
@@ -129,7 +129,7 @@ impl Listing<'_> {
     }
 
     /// The file that somebody named.
-    fn named(&self, wanted: &str, want: Want) -> Result<Choice> {
+    fn named(&self, wanted: &str, scope: DownloadScope) -> Result<Choice> {
         if !self.has(wanted) {
             let ggufs = self.ggufs();
             return match matching(&ggufs, wanted).as_slice() {
@@ -148,9 +148,9 @@ impl Listing<'_> {
             return self.gguf(&Gguf::new(wanted));
         }
         if wanted.ends_with(".safetensors") && !wanted.contains('/') {
-            let weights = match want {
-                Want::Model => Weights::Safetensors(wanted.to_owned()),
-                Want::Tokenizer => Weights::None,
+            let weights = match scope {
+                DownloadScope::Model => Weights::Safetensors(wanted.to_owned()),
+                DownloadScope::Tokenizer => Weights::None,
             };
             return Ok(self.folder(weights, true));
         }
@@ -166,8 +166,8 @@ impl Listing<'_> {
     }
 
     /// What is meant when nobody names a file.
-    fn usual(&self, want: Want) -> Result<Choice> {
-        if want == Want::Tokenizer && self.has("tokenizer.json") {
+    fn usual(&self, scope: DownloadScope) -> Result<Choice> {
+        if scope == DownloadScope::Tokenizer && self.has("tokenizer.json") {
             return Ok(self.folder(Weights::None, false));
         }
         let safetensors = self.safetensors();
@@ -387,9 +387,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn chosen(model: &str, files: &[&str], want: Want) -> Result<Choice> {
+    fn chosen(model: &str, files: &[&str], scope: DownloadScope) -> Result<Choice> {
         let files: Vec<_> = files.iter().map(|file| (*file).to_owned()).collect();
-        choose(&ModelName::parse(model).unwrap(), &files, want)
+        choose(&ModelName::parse(model).unwrap(), &files, scope)
     }
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
             "pytorch_model.bin",
         ];
         let single = [&common[..], &["model.safetensors"]].concat();
-        let choice = chosen("a/b", &single, Want::Model).unwrap();
+        let choice = chosen("a/b", &single, DownloadScope::Model).unwrap();
         assert_eq!(choice.weights, Weights::Safetensors(SINGLE.into()));
         assert_eq!(
             choice.support,
@@ -425,11 +425,16 @@ mod tests {
             "model-00002-of-00002.safetensors",
         ];
         let sharded = [&common[..], &shards, &[INDEX, "consolidated.safetensors"]].concat();
-        let choice = chosen("a/b", &sharded, Want::Model).unwrap();
+        let choice = chosen("a/b", &sharded, DownloadScope::Model).unwrap();
         assert_eq!(choice.weights, Weights::Index(INDEX.into()));
-        let choice = chosen("a/b", &sharded, Want::Tokenizer).unwrap();
+        let choice = chosen("a/b", &sharded, DownloadScope::Tokenizer).unwrap();
         assert_eq!((choice.weights, choice.support.len()), (Weights::None, 5));
-        let choice = chosen("a/b:consolidated.safetensors", &sharded, Want::Model).unwrap();
+        let choice = chosen(
+            "a/b:consolidated.safetensors",
+            &sharded,
+            DownloadScope::Model,
+        )
+        .unwrap();
         assert_eq!(choice.entry(), Some("consolidated.safetensors"));
     }
 
@@ -466,7 +471,7 @@ mod tests {
             ),
         ];
         for (model, files, expected) in cases {
-            let choice = chosen(model, files, Want::Model).unwrap();
+            let choice = chosen(model, files, DownloadScope::Model).unwrap();
             assert_eq!(
                 choice.weights,
                 Weights::Gguf(vec![(*expected).into()]),
@@ -484,8 +489,12 @@ mod tests {
             "Q4_K_M/x-00003-of-00003.gguf",
         ];
         for model in ["a/b", "a/b:Q4_K_M", "a/b:Q4_K_M/x-00002-of-00003.gguf"] {
-            let choice =
-                chosen(model, &[&parts[..], &["y-Q2_K.gguf"]].concat(), Want::Model).unwrap();
+            let choice = chosen(
+                model,
+                &[&parts[..], &["y-Q2_K.gguf"]].concat(),
+                DownloadScope::Model,
+            )
+            .unwrap();
             let expected = [parts[1], parts[0], parts[2]].map(str::to_owned);
             assert_eq!(choice.weights, Weights::Gguf(expected.into()));
             assert_eq!(choice.entry(), Some(parts[1]));
@@ -557,7 +566,9 @@ mod tests {
             ("a/b", &[], "holds neither safetensors nor GGUF"),
         ];
         for (model, files, expected) in cases {
-            let error = chosen(model, files, Want::Model).unwrap_err().to_string();
+            let error = chosen(model, files, DownloadScope::Model)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{model} {files:?}: {error}");
             assert!(error.starts_with("a/b: "), "{error}");
         }
@@ -570,9 +581,9 @@ mod tests {
             file in prop::option::of("(Q8_0|x-Q8_0.gguf|é)"),
         ) {
             let repo = RepoId::parse("a/b").unwrap();
-            for want in [Want::Model, Want::Tokenizer] {
+            for scope in [DownloadScope::Model, DownloadScope::Tokenizer] {
                 let model = ModelName { repo: repo.clone(), file: file.clone() };
-                if let Ok(choice) = choose(&model, &files, want) {
+                if let Ok(choice) = choose(&model, &files, scope) {
                     let weights = match choice.weights {
                         Weights::Gguf(files) => files,
                         Weights::Safetensors(file) | Weights::Index(file) => vec![file],

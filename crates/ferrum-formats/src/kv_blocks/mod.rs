@@ -84,7 +84,7 @@ pub enum KvWritten {
     /// It is in the folder now.
     Written,
     /// It was there already.
-    Known,
+    AlreadyStored,
     /// There is no room; with the reason.
     Refused(String),
 }
@@ -257,7 +257,7 @@ impl KvFolder {
         let bytes = file_bytes(description.len(), payload.len());
         if self.contains(name) {
             self.index().touch(name);
-            return Ok(KvWritten::Known);
+            return Ok(KvWritten::AlreadyStored);
         }
         if bytes > self.limit {
             let limit = self.limit;

@@ -20,7 +20,7 @@ fn what_is_written_is_read_also_by_the_next_process() {
     );
     assert_eq!(
         folder.write(name(1), b"one", &[7; 100]),
-        Ok(KvWritten::Known)
+        Ok(KvWritten::AlreadyStored)
     );
     let root = dir.path().join("kv");
     let busy = KvFolder::open(&root, None).expect_err("one at a time");

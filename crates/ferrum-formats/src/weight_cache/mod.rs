@@ -57,7 +57,7 @@ struct KeyContent {
 
 /// What a cache has for a key.
 #[derive(Debug)]
-pub enum Found {
+pub enum CacheLookup {
     /// Checked, mapped weights.
     Ready(PackedFile),
     /// Nothing.
@@ -68,7 +68,7 @@ pub enum Found {
 
 /// What became of weights that were to be kept.
 #[derive(Debug)]
-pub enum Room {
+pub enum WriteReservation {
     /// They may be written.
     Granted(Box<Writer>),
     /// Another process is writing them.
@@ -147,17 +147,17 @@ impl WeightCache {
     ///
     /// # Errors
     /// When the folder is not safe to use, or a damaged file cannot be removed.
-    pub fn find(&self, key: &CacheKey, threads: usize) -> Result<Found> {
+    pub fn find(&self, key: &CacheKey, threads: usize) -> Result<CacheLookup> {
         let path = self.folder.file(&key.stem(), EXTENSION);
         if !path.exists() {
-            return Ok(Found::Absent);
+            return Ok(CacheLookup::Absent);
         }
         self.folder.check()?;
         match self.open(key, &path, threads) {
-            Ok(file) => Ok(Found::Ready(file)),
+            Ok(file) => Ok(CacheLookup::Ready(file)),
             Err(fault) => {
                 self.folder.remove(&key.stem())?;
-                Ok(Found::Damaged(fault))
+                Ok(CacheLookup::Damaged(fault))
             }
         }
     }
@@ -180,12 +180,12 @@ impl WeightCache {
     ///
     /// # Errors
     /// When the folder is not safe to use, or a file of it cannot be made or removed.
-    pub fn room(&self, key: &CacheKey, bytes: u64) -> Result<Room> {
+    pub fn reserve(&self, key: &CacheKey, bytes: u64) -> Result<WriteReservation> {
         self.folder.create()?;
         let _lock = self.folder.lock()?;
         let stem = key.stem();
         if self.folder.remove_abandoned(&stem)? {
-            return Ok(Room::Busy);
+            return Ok(WriteReservation::Busy);
         }
         let others: Vec<_> = self.entries()?;
         let others = others.into_iter().filter(|other| other.stem != stem);
@@ -198,7 +198,7 @@ impl WeightCache {
         others.sort_by_key(|other| (!stale(other), other.used));
         let held = others.iter().map(|other| other.bytes).sum::<u64>();
         let Some(space) = self.folder.space() else {
-            return Ok(Room::Refused(
+            return Ok(WriteReservation::Refused(
                 "this system does not say how much room the disk has".into(),
             ));
         };
@@ -210,7 +210,7 @@ impl WeightCache {
         });
         if bytes > limit {
             let reason = format!("they take {bytes} bytes, and the cache may hold {limit}");
-            return Ok(Room::Refused(reason));
+            return Ok(WriteReservation::Refused(reason));
         }
         let (mut removed, mut kept) = (0, held);
         let mut count = 0;
@@ -225,13 +225,13 @@ impl WeightCache {
             let reason = format!(
                 "they take {bytes} bytes, the disk has {left}, and {reserve} of them stay free"
             );
-            return Ok(Room::Refused(reason));
+            return Ok(WriteReservation::Refused(reason));
         }
         for other in &others[..count] {
             self.folder.remove(&other.stem)?;
         }
         let writer = self.folder.writer(&stem, key.text.clone())?;
-        Ok(Room::Granted(Box::new(writer)))
+        Ok(WriteReservation::Granted(Box::new(writer)))
     }
 
     /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end. If

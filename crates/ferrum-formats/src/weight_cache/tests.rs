@@ -32,7 +32,7 @@ impl Setup {
     }
 
     /// Writes a file; what the cache says where it will not.
-    fn keep(&self, key: &CacheKey, entries: &[(&str, Vec<u8>)]) -> Option<Room> {
+    fn keep(&self, key: &CacheKey, entries: &[(&str, Vec<u8>)]) -> Option<WriteReservation> {
         let halves: Vec<[&[u8]; 2]> = entries
             .iter()
             .map(|(_, bytes)| bytes.split_at(bytes.len() / 2).into())
@@ -46,8 +46,8 @@ impl Setup {
             })
             .collect();
         let bytes = new.iter().map(NewEntry::bytes).sum();
-        match self.cache.room(key, bytes).unwrap() {
-            Room::Granted(mut writer) => {
+        match self.cache.reserve(key, bytes).unwrap() {
+            WriteReservation::Granted(mut writer) => {
                 // In steps, as when it is asked to stop.
                 let calls = Cell::new(0);
                 let once = || calls.replace(calls.get() + 1) % 2 == 0;
@@ -72,7 +72,7 @@ impl Setup {
     }
 
     fn is_ready(&self, key: &CacheKey) -> bool {
-        matches!(self.cache.find(key, 2).unwrap(), Found::Ready(_))
+        matches!(self.cache.find(key, 2).unwrap(), CacheLookup::Ready(_))
     }
 }
 
@@ -87,7 +87,10 @@ fn bytes(len: usize) -> Vec<u8> {
 fn what_is_written_is_found_aligned() {
     let setup = Setup::new(1 << 30);
     let key = setup.key("model.gguf");
-    assert!(matches!(setup.cache.find(&key, 2).unwrap(), Found::Absent));
+    assert!(matches!(
+        setup.cache.find(&key, 2).unwrap(),
+        CacheLookup::Absent
+    ));
     let entries = [
         ("a", bytes(100)),
         ("b", bytes(2 * CHUNK + 7)),
@@ -95,7 +98,7 @@ fn what_is_written_is_found_aligned() {
         ("d", bytes(128)),
     ];
     setup.keep(&key, &entries);
-    let Found::Ready(file) = setup.cache.find(&key, 2).unwrap() else {
+    let CacheLookup::Ready(file) = setup.cache.find(&key, 2).unwrap() else {
         panic!("it was written");
     };
     assert_eq!(file.len(), 4);
@@ -130,16 +133,22 @@ fn a_changed_byte_is_noticed_wherever_it_is() {
         damaged[at] ^= 0x10;
         fs::write(&path, damaged).unwrap();
         let found = setup.cache.find(&key, 2).unwrap();
-        assert!(matches!(found, Found::Damaged(_)), "byte {at}: {found:?}");
+        assert!(
+            matches!(found, CacheLookup::Damaged(_)),
+            "byte {at}: {found:?}"
+        );
         assert!(!path.exists(), "what is damaged goes");
-        assert!(matches!(setup.cache.find(&key, 2).unwrap(), Found::Absent));
+        assert!(matches!(
+            setup.cache.find(&key, 2).unwrap(),
+            CacheLookup::Absent
+        ));
         keep();
         assert!(setup.is_ready(&key));
     }
     for len in [0, 1, 47, 48, CHUNK, end] {
         fs::write(&path, &whole[..len]).unwrap();
         assert!(
-            matches!(setup.cache.find(&key, 2).unwrap(), Found::Damaged(_)),
+            matches!(setup.cache.find(&key, 2).unwrap(), CacheLookup::Damaged(_)),
             "{len} bytes"
         );
         keep();
@@ -172,7 +181,7 @@ fn a_note_saves_checking_until_the_file_is_changed() {
         .unwrap();
     assert!(matches!(
         setup.cache.find(&key, 2).unwrap(),
-        Found::Damaged(_)
+        CacheLookup::Damaged(_)
     ));
 }
 
@@ -204,7 +213,7 @@ fn a_model_that_was_changed_has_another_key() {
     fs::copy(setup.file(&before), setup.file(&after)).unwrap();
     assert!(matches!(
         setup.cache.find(&after, 2).unwrap(),
-        Found::Damaged(_)
+        CacheLookup::Damaged(_)
     ));
 }
 
@@ -225,7 +234,7 @@ fn the_least_recently_used_goes_first() {
             .unwrap();
     }
     match setup.cache.find(&keys[0], 1).unwrap() {
-        Found::Ready(file) => file.use_all(),
+        CacheLookup::Ready(file) => file.use_all(),
         other => panic!("{other:?}"),
     }
     setup.keep(&keys[3], &[("x", bytes(10_000))]);
@@ -245,13 +254,14 @@ fn what_does_not_fit_is_not_written() {
     let setup = Setup::new(5_000);
     let (small, large) = (setup.key("small"), setup.key("large"));
     setup.keep(&small, &[("x", bytes(2_000))]);
-    let Some(Room::Refused(reason)) = setup.keep(&large, &[("x", bytes(10_000))]) else {
+    let Some(WriteReservation::Refused(reason)) = setup.keep(&large, &[("x", bytes(10_000))])
+    else {
         panic!("it is larger than the cache may be");
     };
     assert!(reason.contains("may hold 5000"), "{reason}");
     // Larger than any disk has left.
     let cache = WeightCache::new(setup.cache.root(), Some(u64::MAX));
-    let Room::Refused(reason) = cache.room(&large, u64::MAX / 2).unwrap() else {
+    let WriteReservation::Refused(reason) = cache.reserve(&large, u64::MAX / 2).unwrap() else {
         panic!("no disk is so large");
     };
     assert!(reason.contains("stay free"), "{reason}");
@@ -263,13 +273,19 @@ fn what_does_not_fit_is_not_written() {
 fn one_writes_and_what_is_given_up_leaves_nothing() {
     let setup = Setup::new(1 << 30);
     let key = setup.key("model");
-    let Room::Granted(mut writer) = setup.cache.room(&key, 1000).unwrap() else {
+    let WriteReservation::Granted(mut writer) = setup.cache.reserve(&key, 1000).unwrap() else {
         panic!("there is room");
     };
-    assert!(matches!(setup.cache.room(&key, 1000).unwrap(), Room::Busy));
+    assert!(matches!(
+        setup.cache.reserve(&key, 1000).unwrap(),
+        WriteReservation::Busy
+    ));
     let other = setup.key("other");
-    let second = setup.cache.room(&other, 1000).unwrap();
-    assert!(matches!(second, Room::Granted(_)), "another model");
+    let second = setup.cache.reserve(&other, 1000).unwrap();
+    assert!(
+        matches!(second, WriteReservation::Granted(_)),
+        "another model"
+    );
     drop(second);
     let panels: [&[u8]; 1] = [&[7; 1000]];
     let entry = NewEntry {
@@ -287,8 +303,8 @@ fn one_writes_and_what_is_given_up_leaves_nothing() {
         .file(&format!("{}.1", key.stem()), "partial");
     fs::write(&left, "half").unwrap();
     assert!(matches!(
-        setup.cache.room(&key, 1000).unwrap(),
-        Room::Granted(_)
+        setup.cache.reserve(&key, 1000).unwrap(),
+        WriteReservation::Granted(_)
     ));
     assert!(!left.exists());
 }
@@ -328,7 +344,7 @@ fn a_folder_that_others_can_write_to_is_refused() {
     fs::set_permissions(setup.cache.root(), open).unwrap();
     let fault = setup.cache.find(&key, 1).unwrap_err().to_string();
     assert!(fault.contains("mode 777"), "{fault}");
-    assert!(setup.cache.room(&key, 10).is_err());
+    assert!(setup.cache.reserve(&key, 10).is_err());
     assert!(setup.cache.clear(None).is_err());
 }
 
@@ -418,7 +434,7 @@ fn who_maps_the_same_file_has_the_same_memory() {
     let key = setup.key("model");
     setup.keep(&key, &[("x", bytes(8 << 20))]);
     let open = || match setup.cache.find(&key, 1).unwrap() {
-        Found::Ready(file) => file,
+        CacheLookup::Ready(file) => file,
         other => panic!("{other:?}"),
     };
     let files = [open(), open()];

@@ -136,8 +136,8 @@ impl GenerationOptions {
             prompt_logprobs: self.prompt_logprobs,
             draft_tokens: config.lookup_tokens,
             grammar: self.grammar.clone(),
-            shown_tokens: self.shown_tokens.clone(),
-            goes_on: self.goes_on,
+            visible_special_tokens: self.shown_tokens.clone(),
+            continues_prompt: self.goes_on,
             ..self.context.request(prompt, generation, config)
         }
     }

@@ -497,7 +497,7 @@ impl Models {
             let stats = resident.model.monitor().stats();
             let past = self.entries[index].past.lock();
             let mut past = past.unwrap_or_else(PoisonError::into_inner);
-            *past = stats.after(&past);
+            *past = stats.with_earlier(&past);
         }
         gone
     }
@@ -683,7 +683,7 @@ impl Models {
                 loads: entry.loads.load(Ordering::Relaxed),
                 failed_loads: entry.failed_loads.load(Ordering::Relaxed),
                 max_adapters: adapted.contains(&&entry.name).then_some(most),
-                stats: stats.unwrap_or_default().after(&past),
+                stats: stats.unwrap_or_default().with_earlier(&past),
                 metrics: &entry.metrics,
             }
         });

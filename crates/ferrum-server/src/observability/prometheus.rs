@@ -7,7 +7,7 @@
 use crate::models::{ModelSnapshot, Models};
 use crate::observability::metrics::{HttpCounts, Metrics, REASONS};
 use crate::observability::otlp::ExportCounts;
-use ferrum_engine::engine::STEP_TOKENS;
+use ferrum_engine::engine::STEP_SIZE_BUCKETS;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text,
@@ -372,7 +372,7 @@ fn encode_steps(encoder: &mut DescriptorEncoder<'_>, models: &[ModelSnapshot<'_>
         (name, help, MetricType::Histogram),
         models,
         |snapshot, mut metric| {
-            let bounds = STEP_TOKENS.iter().map(|&bound| bound as f64);
+            let bounds = STEP_SIZE_BUCKETS.iter().map(|&bound| bound as f64);
             let counts = snapshot.stats.step_sizes.0;
             let buckets: Vec<_> = bounds.chain([f64::INFINITY]).zip(counts).collect();
             let (sum, count) = (snapshot.stats.computed_tokens as f64, counts.iter().sum());

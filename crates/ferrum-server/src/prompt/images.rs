@@ -178,7 +178,7 @@ pub(crate) async fn embed_images(
     let mut embedded = Vec::with_capacity(images.len());
     let all = async {
         for PlacedImage { start, task } in images {
-            let image = vision.engine.ask(task, priority).await?.answer;
+            let image = vision.engine.submit(task, priority).await?.output;
             embedded.push(PromptImage { start, image });
         }
         Ok::<(), ApiError>(())

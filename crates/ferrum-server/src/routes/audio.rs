@@ -108,7 +108,7 @@ async fn answer(app: &Arc<App>, request: Request, translate: bool) -> Result<Res
         options,
     };
     let left = app.config.request_timeout.saturating_sub(lease.waited);
-    let answer = timeout(left, lease.engine.ask(task, 0)).await;
+    let answer = timeout(left, lease.engine.submit(task, 0)).await;
     let answer = answer.map_err(|_| ApiError::timeout())??;
     lease.metrics().queued(answer.queued);
     lease.metrics().prompt_ended(EndedPrompt {
@@ -118,14 +118,14 @@ async fn answer(app: &Arc<App>, request: Request, translate: bool) -> Result<Res
         answers: None,
     });
     if let Some(record) = RequestRecord::current() {
-        let tokens = answer.answer.segments.iter();
+        let tokens = answer.output.segments.iter();
         record.queued(answer.queued);
         record.add_usage(&Usage {
             completion_tokens: tokens.map(|part| part.tokens.len()).sum(),
             ..Usage::default()
         });
     }
-    Ok(written(answer.answer, format, translate))
+    Ok(written(answer.output, format, translate))
 }
 
 /// What the fields ask for.

@@ -68,7 +68,7 @@ pub(crate) async fn completions(
             .logprobs
             .filter(|_| job.echo)
             .max(job.options.prompt_logprobs),
-        goes_on: job.options.goes_on || goes_on(&lease, &prompt.tokens),
+        continues_prompt: job.options.goes_on || goes_on(&lease, &prompt.tokens),
         ..job.options.request(prompt.tokens.clone(), &app.config)
     });
     let mut answers = GenerationStream::begin(&lease, "prompt", job.options.n, asked)?;

@@ -69,7 +69,7 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
 async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.shown.n_probs,
-        goes_on: job.options.goes_on || completions::goes_on(lease, prompt),
+        continues_prompt: job.options.goes_on || completions::goes_on(lease, prompt),
         ..job.options.request(prompt.clone(), &app.config)
     });
     let mut answers = GenerationStream::begin(lease, "prompt", job.options.n, asked)?;

@@ -247,14 +247,17 @@ pub(super) async fn compute(
             inputs: task.to_vec(),
             want,
         };
-        let answer = timeout_at(deadline.into(), lease.engine.ask(asked, context.priority()));
+        let answer = timeout_at(
+            deadline.into(),
+            lease.engine.submit(asked, context.priority()),
+        );
         let answer = answer.await.map_err(|_| ApiError::timeout())?;
         let answer = answer.map_err(|e| ApiError::from(e).of_prompt(param))?;
         lease.metrics().queued(answer.queued);
         if let Some(record) = &record {
             record.queued(answer.queued);
         }
-        for (input, found) in task.iter().zip(answer.answer) {
+        for (input, found) in task.iter().zip(answer.output) {
             let count = input.tokens().len();
             tokens += count;
             lease.metrics().prompt_ended(EndedPrompt {

@@ -242,7 +242,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         step_time: args.step_time_ms.map(|ms| Duration::from_millis(ms.into())),
         stall_after: Duration::from_secs(args.stall_after.into()),
         stall_factor: args.stall_factor,
-        state_stride: args.checkpoint_every as usize,
+        state_checkpoint_interval: args.checkpoint_every as usize,
         offload: offload.clone().map(|store| EngineOffload {
             store,
             model: load_model::identity(&model),
@@ -511,7 +511,7 @@ fn sizes(
     }
     let share = MemoryShare {
         gpu_memory_utilization: args.device.memory.gpu_memory_utilization,
-        places,
+        models_sharing: places,
     };
     let fits = device.kv_tokens(model, (&config, kv), share);
     RunnerConfig {

@@ -3,7 +3,11 @@
 use super::*;
 
 fn order(sim: &Sim) -> Vec<SeqId> {
-    sim.plan.work().iter().map(|work| work.seq).collect()
+    sim.plan
+        .sequences()
+        .iter()
+        .map(|scheduled| scheduled.seq)
+        .collect()
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use super::states::with_states;
 use super::*;
-use crate::offload::StoredPart;
-use crate::pool::{CachePart, CachedPrefix, PartKind};
+use crate::offload::StoredEntry;
+use crate::pool::{CacheEntry, CacheEntryKind, CachedPrefix};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Parts by kind, salt and tokens, for ever. Some have to be read from files first, which takes some looks.
@@ -14,11 +14,11 @@ pub(super) struct Memory(Arc<Mutex<Kept>>);
 #[derive(Debug, Default)]
 struct Kept {
     block_size: usize,
-    parts: HashMap<(PartKind, CacheSalt, Vec<TokenId>), Arc<StoredPart>>,
+    entries: HashMap<(CacheEntryKind, CacheSalt, Vec<TokenId>), Arc<StoredEntry>>,
     /// How often those who wait for files still have to look.
     reading: HashMap<SeqId, u32>,
     waited: usize,
-    restored: HashMap<PartKind, usize>,
+    restored: HashMap<CacheEntryKind, usize>,
     tokens: usize,
 }
 
@@ -28,18 +28,18 @@ impl Memory {
     }
 }
 
-impl HostParts for Memory {
-    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostAnswer {
+impl OffloadLookup for Memory {
+    fn find(&mut self, seq: SeqId, query: OffloadQuery<'_>) -> OffloadLookupResult {
         let mut kept = self.lock();
         let Kept {
             block_size,
-            parts,
+            entries,
             reading,
             waited,
             ..
         } = &mut *kept;
         let size = *block_size;
-        let HostQuery {
+        let OffloadQuery {
             salt,
             tokens,
             device,
@@ -47,29 +47,29 @@ impl HostParts for Memory {
             most,
         } = query;
         assert!(found <= most && most * size < tokens.len());
-        let known = |index: usize, kind: PartKind| {
+        let known = |index: usize, kind: CacheEntryKind| {
             let prefix = tokens[..(index + 1) * size].to_vec();
-            parts.get(&(kind, salt.clone(), prefix)).cloned()
+            entries.get(&(kind, salt.clone(), prefix)).cloned()
         };
         assert_eq!(device.longest(most, |_, _| false), found);
         let end = device.longest(most, |index, kind| known(index, kind).is_some());
         if let Some(looks) = reading.get_mut(&seq).filter(|looks| **looks > 0) {
             *looks -= 1;
-            return HostAnswer::Reading;
+            return OffloadLookupResult::Reading;
         }
         if end > found && seq.0.is_multiple_of(3) && !reading.contains_key(&seq) {
             reading.insert(seq, seq.0 as u32 % 4);
             *waited += 1;
-            return HostAnswer::Reading;
+            return OffloadLookupResult::Reading;
         }
-        let part = |(index, kind): (usize, PartKind)| {
+        let entry = |(index, kind): (usize, CacheEntryKind)| {
             let stored = known(index, kind)?;
             let from_disk = false;
-            Some(((index, kind), HostPart { stored, from_disk }))
+            Some(((index, kind), OffloadedEntry { stored, from_disk }))
         };
-        let parts = device.missing(end).map(part);
-        let parts = parts.collect::<Option<_>>().expect("what was found");
-        HostAnswer::Ready(HostPrefix { end, parts })
+        let entries = device.missing(end).map(entry);
+        let entries = entries.collect::<Option<_>>().expect("what was found");
+        OffloadLookupResult::Ready(OffloadedPrefix { end, entries })
     }
 
     fn forget(&mut self, seq: SeqId) {
@@ -79,39 +79,44 @@ impl HostParts for Memory {
 
 impl Sim {
     /// What is in a part.
-    fn values(&mut self, part: CachePart) -> &mut [u64] {
+    fn values(&mut self, entry: CacheEntry) -> &mut [u64] {
         let size = self.scheduler.pool().block_size();
-        match part {
-            CachePart::Block { group, block } => {
+        match entry {
+            CacheEntry::Block { group, block } => {
                 let first = block.0 as usize * size;
                 &mut self.cells[group][first..first + size]
             }
-            CachePart::State(slot) => &mut self.states[slot.0 as usize..][..1],
+            CacheEntry::State(slot) => &mut self.states[slot.0 as usize..][..1],
         }
     }
 
     /// As the engine does after each plan, and when it has begun.
-    pub(super) fn move_parts(&mut self) {
+    pub(super) fn move_entries(&mut self) {
         let Some(memory) = self.memory.clone() else {
             return;
         };
-        for CachedPrefix { part, salt, tokens } in self.scheduler.take_evicted() {
+        for CachedPrefix {
+            entry,
+            salt,
+            tokens,
+        } in self.scheduler.take_evicted()
+        {
             // A sequence by itself would have written this.
             let root = scheduler_root(&salt);
             let value = tokens.iter();
             let value = value.fold(root, |value, &t| mix(value, u64::from(t) + 1));
-            let values = self.values(part);
-            assert_eq!(values.last(), Some(&value), "{part:?}");
+            let values = self.values(entry);
+            assert_eq!(values.last(), Some(&value), "{entry:?}");
             let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-            let stored = Arc::new(StoredPart::of_bytes(bytes.collect()));
-            let name = (part.kind(), salt, tokens);
-            memory.lock().parts.insert(name, stored);
+            let stored = Arc::new(StoredEntry::of_bytes(bytes.collect()));
+            let name = (entry.kind(), salt, tokens);
+            memory.lock().entries.insert(name, stored);
         }
         let restores = self.scheduler.take_restores();
         assert_eq!(restores.tokens_from_disk, 0);
-        assert_eq!(restores.parts.is_empty(), restores.tokens_from_ram == 0);
+        assert_eq!(restores.entries.is_empty(), restores.tokens_from_ram == 0);
         memory.lock().tokens += restores.tokens_from_ram;
-        for restore in restores.parts {
+        for restore in restores.entries {
             let restored = &mut memory.lock().restored;
             *restored.entry(restore.to.kind()).or_default() += 1;
             let bytes = restore.from.stored.bytes().as_chunks().0;
@@ -126,13 +131,13 @@ impl Sim {
     fn with_memory(mut self) -> (Self, Memory) {
         let memory = Memory::default();
         memory.lock().block_size = self.scheduler.pool().block_size();
-        self.scheduler = self.scheduler.with_host(Box::new(memory.clone()));
+        self.scheduler = self.scheduler.with_offload(Box::new(memory.clone()));
         self.memory = Some(memory.clone());
         (self, memory)
     }
 
     /// Random operations with memory beside the device; what was restored of each kind.
-    fn run_with_memory(self, seed: u64) -> HashMap<PartKind, usize> {
+    fn run_with_memory(self, seed: u64) -> HashMap<CacheEntryKind, usize> {
         let (mut sim, memory) = self.with_memory();
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
@@ -161,7 +166,7 @@ fn what_comes_back_is_what_would_have_been_computed() {
         let sim = Sim::with_groups(CONFIG, groups, block_size);
         let restored = sim.run_with_memory(seed);
         for group in 0..groups.len() {
-            let blocks = restored.get(&PartKind::Block(group));
+            let blocks = restored.get(&CacheEntryKind::Block(group));
             assert!(blocks.is_some_and(|n| *n > 300), "{groups:?} {restored:?}");
         }
     }
@@ -176,14 +181,16 @@ fn states_come_back_with_the_blocks_before_them() {
         (&[(30, None), (10, Some(5))], 3, 3, 6),
         (&[(24, None)], 2, 4, 100),
     ];
-    for ((groups, block_size, kept, state_stride), seed) in shapes.into_iter().zip(60..) {
+    for ((groups, block_size, kept, state_checkpoint_interval), seed) in
+        shapes.into_iter().zip(60..)
+    {
         let config = SchedulerConfig {
-            state_stride,
+            state_checkpoint_interval,
             ..CONFIG
         };
         let sim = with_states(config, groups, block_size, kept);
         let restored = sim.run_with_memory(seed);
-        let states = restored.get(&PartKind::State);
+        let states = restored.get(&CacheEntryKind::State);
         assert!(states.is_some_and(|n| *n > 300), "{groups:?} {restored:?}");
     }
 }

@@ -52,7 +52,7 @@ fn an_urgent_request_takes_the_place_of_a_lesser_one() {
     );
     sim.step();
     assert_eq!(sim.plan.preempted(), [lesser]);
-    assert_eq!(sim.plan.work()[0].seq, urgent);
+    assert_eq!(sim.plan.sequences()[0].seq, urgent);
     sim.drain();
 }
 
@@ -81,7 +81,11 @@ fn nobody_loses_a_place_that_does_not_help() {
         sim.step();
         let expected: &[SeqId] = if helps { &[lesser] } else { &[] };
         assert_eq!(sim.plan.preempted(), expected);
-        let worked = sim.plan.work().iter().any(|work| work.seq == pusher);
+        let worked = sim
+            .plan
+            .sequences()
+            .iter()
+            .any(|scheduled| scheduled.seq == pusher);
         assert_eq!(worked, helps);
         sim.drain();
     }

@@ -50,10 +50,12 @@ fn states_keep_every_invariant() {
         (&[(30, None), (10, Some(5))], 3, 5, 6),
         (&[(24, None)], 2, 9, 100),
     ];
-    for ((groups, block_size, kept, state_stride), seed) in shapes.into_iter().zip(40..) {
+    for ((groups, block_size, kept, state_checkpoint_interval), seed) in
+        shapes.into_iter().zip(40..)
+    {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let config = SchedulerConfig {
-            state_stride,
+            state_checkpoint_interval,
             ..CONFIG
         };
         let mut sim = with_states(config, groups, block_size, kept);
@@ -72,7 +74,7 @@ fn states_keep_every_invariant() {
 #[test]
 fn a_prefix_goes_up_to_the_longest_kept_state() {
     let config = SchedulerConfig {
-        state_stride: 8,
+        state_checkpoint_interval: 8,
         ..CONFIG
     };
     let mut sim = with_states(config, &[(100, None)], 2, 10);
@@ -97,7 +99,7 @@ fn a_prefix_goes_up_to_the_longest_kept_state() {
 #[test]
 fn the_state_that_was_used_longest_ago_goes_first() {
     let config = SchedulerConfig {
-        state_stride: 0,
+        state_checkpoint_interval: 0,
         ..CONFIG
     };
     let mut sim = with_states(config, &[(200, None)], 2, 2);
@@ -124,7 +126,7 @@ fn the_state_that_was_used_longest_ago_goes_first() {
 #[test]
 fn a_step_ends_where_a_state_is_kept() {
     let config = SchedulerConfig {
-        state_stride: 10,
+        state_checkpoint_interval: 10,
         ..CONFIG
     };
     let mut sim = with_states(config, &[(100, None)], 4, 8);
@@ -132,7 +134,12 @@ fn a_step_ends_where_a_state_is_kept() {
     let mut ends = Vec::new();
     while !sim.asked.is_empty() {
         sim.step();
-        ends.extend(sim.plan.work().iter().map(|work| work.start + work.len));
+        ends.extend(
+            sim.plan
+                .sequences()
+                .iter()
+                .map(|scheduled| scheduled.start + scheduled.len),
+        );
     }
     // The stride is rounded up to whole blocks; a chunk has at most twelve tokens.
     assert_eq!(ends, [12, 24, 28, 31, 32, 33]);

@@ -68,7 +68,9 @@ impl Cache {
 
     fn find(&self, name: &str, at: &str) -> Option<PathBuf> {
         let name = ModelName::parse(name).unwrap();
-        self.repo.find(&name, &revision(at), Want::Model).unwrap()
+        self.repo
+            .find(&name, &revision(at), DownloadScope::Model)
+            .unwrap()
     }
 
     fn blobs(&self) -> Vec<String> {
@@ -258,7 +260,7 @@ fn links_out_of_the_cache_are_refused() {
     let name = ModelName::parse("org/name").unwrap();
     let error = cache
         .repo
-        .find(&name, &revision("v1"), Want::Model)
+        .find(&name, &revision("v1"), DownloadScope::Model)
         .unwrap_err();
     assert!(
         error.to_string().contains("leads out of the cache"),

@@ -1,8 +1,10 @@
-//! One engine's way to the tiers.
+//! Connects one engine to the offload tiers.
 
-use super::{KvOffload, OffloadStats, Origin, PartLayouts, Prefix, StoredPart};
-use crate::pool::{CachedPrefix, PartKind};
-use crate::scheduler::{HostAnswer, HostPart, HostParts, HostPrefix, HostQuery};
+use super::{EntryLayouts, KvOffload, OffloadStats, Origin, Prefix, StoredEntry};
+use crate::pool::{CacheEntryKind, CachedPrefix};
+use crate::scheduler::{
+    OffloadLookup, OffloadLookupResult, OffloadQuery, OffloadedEntry, OffloadedPrefix,
+};
 use crate::vision::FIRST_CACHE_KEY;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
 use ferrum_types::SeqId;
@@ -12,17 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Most bytes that are read from files for one sequence; what its prompt has beyond them is computed.
-const MOST_READ: usize = 1 << 30;
-/// Most sequences that have files read, or were read and wait for a place: what was read takes memory.
-const MOST_STAGED: usize = 4;
+/// Most bytes that are read from files for one sequence; the rest of its prompt is computed.
+const MAX_READ_BYTES: usize = 1 << 30;
+/// Most sequences whose files are being read, or were read before their admission: read files take memory.
+const MAX_STAGED: usize = 4;
 
 /// See the [module](self).
-pub(crate) struct HostCache {
+pub(crate) struct OffloadConnector {
     offload: KvOffload,
     origins: Vec<Origin>,
     state: Arc<Mutex<State>>,
-    /// Reads files, where there is a folder.
+    /// Reads files, if there is a folder.
     reader: Option<Reader>,
 }
 
@@ -33,16 +35,16 @@ struct Reader {
 
 #[derive(Default)]
 struct State {
-    /// By sequences that are not admitted: what of theirs was on disk.
+    /// Entries read from disk, by sequences that are not admitted yet.
     staged: HashMap<SeqId, Staged>,
-    /// Who has a file read.
+    /// The sequence for which each file is being read.
     reading: HashMap<KvBlockName, SeqId>,
     hits: OffloadStats,
 }
 
 enum Staged {
     Reading,
-    Read(HashMap<KvBlockName, Arc<StoredPart>>),
+    Read(HashMap<KvBlockName, Arc<StoredEntry>>),
 }
 
 /// Files to read for a sequence, in the order of its tokens.
@@ -54,32 +56,32 @@ struct ReadJob {
 struct ReadFile {
     name: KvBlockName,
     description: Vec<u8>,
-    /// Bytes of the part that is in it.
+    /// Bytes of the entry in it.
     bytes: usize,
 }
 
-/// Where a part is.
-enum Found {
-    Memory(HostPart),
+/// Location of an entry.
+enum EntryLocation {
+    Memory(OffloadedEntry),
     Disk(ReadFile),
-    Nowhere,
+    Absent,
 }
 
-impl std::fmt::Debug for HostCache {
+impl std::fmt::Debug for OffloadConnector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostCache").finish_non_exhaustive()
+        f.debug_struct("OffloadConnector").finish_non_exhaustive()
     }
 }
 
-impl HostCache {
-    /// For an engine with a model of this identity; `wake` is called when files were read.
+impl OffloadConnector {
+    /// A connector for an engine with a model of this identity; `wake` is called when files were read.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// If no thread can be started.
     pub(crate) fn start(
         offload: KvOffload,
         (model, backend): (&str, &str),
-        layouts: &PartLayouts,
+        layouts: &EntryLayouts,
         wake: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
         let state = Arc::<Mutex<State>>::default();
@@ -101,49 +103,49 @@ impl HostCache {
         })
     }
 
-    fn origin(&self, kind: PartKind) -> Option<&Origin> {
+    fn origin(&self, kind: CacheEntryKind) -> Option<&Origin> {
         self.origins.iter().find(|origin| origin.kind == kind)
     }
 
-    /// Bytes of a part.
-    pub(crate) fn part_bytes(&self, kind: PartKind) -> usize {
+    /// Bytes of an entry.
+    pub(crate) fn entry_bytes(&self, kind: CacheEntryKind) -> usize {
         self.origin(kind).map_or(0, |origin| origin.bytes)
     }
 
-    /// Names and descriptions of what ends with the blocks of a prefix. `None` for what nobody can ask for again.
+    /// Names and descriptions of the entries of a prefix. `None` for entries that no later sequence can use.
     fn named<'t>(&self, prefix: &'t CachedPrefix) -> Option<Prefix<'t>> {
-        let origin = self.origin(prefix.part.kind())?;
+        let origin = self.origin(prefix.entry.kind())?;
         if prefix.tokens.iter().any(|&token| token >= FIRST_CACHE_KEY) {
             return None;
         }
         Prefix::new(origin, &prefix.salt, &prefix.tokens, usize::MAX)
     }
 
-    /// Whether a part that leaves the device is worth reading: not what a tier has already, and what nobody can
-    /// ask for again.
+    /// Whether an entry that leaves the device should be read: not if a tier has it already, or no later sequence can
+    /// use it.
     pub(crate) fn wants(&self, prefix: &CachedPrefix) -> bool {
         let name = self.named(prefix);
         let name = name.and_then(|known| known.names.last().copied());
         name.is_some_and(|name| !self.offload.touch(name))
     }
 
-    /// Takes a part that leaves the device; see [`KvOffload`] for the deadline.
-    pub(crate) fn keep(&self, prefix: &CachedPrefix, bytes: &[u8], deadline: Option<Instant>) {
+    /// Stores an entry that leaves the device; see [`KvOffload`] for the deadline.
+    pub(crate) fn store(&self, prefix: &CachedPrefix, bytes: &[u8], deadline: Option<Instant>) {
         let Some(known) = self.named(prefix) else {
             return;
         };
         let Some(&name) = known.names.last() else {
             return;
         };
-        let part = StoredPart {
+        let entry = StoredEntry {
             name,
             description: known.description(known.names.len() - 1).into(),
             bytes: bytes.to_vec(),
         };
-        self.offload.keep(part, deadline);
+        self.offload.store(entry, deadline);
     }
 
-    /// Counts tokens that came back to the device.
+    /// Counts tokens that were restored to the device.
     pub(crate) fn count(&self, from_ram: usize, from_disk: usize) {
         let mut state = self.state();
         state.hits.ram_hit_tokens += from_ram as u64;
@@ -172,13 +174,13 @@ impl HostCache {
     }
 }
 
-impl Drop for HostCache {
+impl Drop for OffloadConnector {
     fn drop(&mut self) {
-        // What is being read is for nobody.
+        // Makes the reader skip pending files.
         self.state().staged.clear();
         if let Some(Reader { jobs, thread }) = self.reader.take() {
             drop(jobs);
-            // A panic there was printed. The folder is free for others afterwards.
+            // A panic of the thread was printed. The folder is free for other engines afterwards.
             let _ = thread.join();
         }
     }
@@ -189,56 +191,59 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What parts of a sequence's prefixes there are outside of the device, looked up once each.
+/// Entries of a sequence's prefixes in the offload tiers, each looked up once.
 struct Lookup<'a> {
     offload: &'a KvOffload,
-    /// With the bytes of a part.
-    prefixes: Vec<(PartKind, Prefix<'a>, usize)>,
-    /// What was read from files for this sequence, once that is done.
-    staged: Option<&'a HashMap<KvBlockName, Arc<StoredPart>>>,
-    found: HashMap<(usize, PartKind), Found>,
-    /// Bytes of those that are on disk.
+    /// With the bytes of an entry.
+    prefixes: Vec<(CacheEntryKind, Prefix<'a>, usize)>,
+    /// Entries that were read from files for this sequence, once that is done.
+    staged: Option<&'a HashMap<KvBlockName, Arc<StoredEntry>>>,
+    found: HashMap<(usize, CacheEntryKind), EntryLocation>,
+    /// Bytes of the entries on disk.
     to_read: usize,
 }
 
 impl Lookup<'_> {
-    /// Whether there is the part of a kind at the end of block number `index`.
-    fn has(&mut self, index: usize, kind: PartKind) -> bool {
+    /// Whether there is an entry of a kind at the end of block number `index`.
+    fn has(&mut self, index: usize, kind: CacheEntryKind) -> bool {
         if !self.found.contains_key(&(index, kind)) {
             let found = self.find(index, kind);
-            if let Found::Disk(file) = &found {
+            if let EntryLocation::Disk(file) = &found {
                 self.to_read += file.bytes;
             }
             self.found.insert((index, kind), found);
         }
-        !matches!(self.found.get(&(index, kind)), None | Some(Found::Nowhere))
+        !matches!(
+            self.found.get(&(index, kind)),
+            None | Some(EntryLocation::Absent)
+        )
     }
 
-    fn find(&self, index: usize, kind: PartKind) -> Found {
+    fn find(&self, index: usize, kind: CacheEntryKind) -> EntryLocation {
         let of_kind = self.prefixes.iter().find(|(known, ..)| *known == kind);
         let Some((_, prefix, bytes)) = of_kind else {
-            return Found::Nowhere;
+            return EntryLocation::Absent;
         };
         let Some(&name) = prefix.names.get(index) else {
-            return Found::Nowhere;
+            return EntryLocation::Absent;
         };
-        let read = self.staged.and_then(|parts| parts.get(&name)).cloned();
+        let read = self.staged.and_then(|entries| entries.get(&name)).cloned();
         let from_disk = read.is_some();
         match read.or_else(|| self.offload.in_memory(name)) {
             Some(stored) if prefix.is_of(index, &stored) => {
-                return Found::Memory(HostPart { stored, from_disk });
+                return EntryLocation::Memory(OffloadedEntry { stored, from_disk });
             }
-            Some(_) => return Found::Nowhere,
+            Some(_) => return EntryLocation::Absent,
             None => {}
         }
         let folder = self.offload.folder();
         let has_file = folder.is_some_and(|folder| folder.contains(name));
-        // What could not be read is not asked for again.
-        let room = self.to_read == 0 || self.to_read + bytes <= MOST_READ;
+        // Files that could not be read are not requested again.
+        let room = self.to_read == 0 || self.to_read + bytes <= MAX_READ_BYTES;
         if !has_file || self.staged.is_some() || !room {
-            return Found::Nowhere;
+            return EntryLocation::Absent;
         }
-        Found::Disk(ReadFile {
+        EntryLocation::Disk(ReadFile {
             name,
             description: prefix.description(index),
             bytes: *bytes,
@@ -246,16 +251,16 @@ impl Lookup<'_> {
     }
 }
 
-impl HostParts for Arc<HostCache> {
-    fn find(&mut self, seq: SeqId, query: HostQuery<'_>) -> HostAnswer {
-        let HostQuery {
+impl OffloadLookup for Arc<OffloadConnector> {
+    fn find(&mut self, seq: SeqId, query: OffloadQuery<'_>) -> OffloadLookupResult {
+        let OffloadQuery {
             salt,
             tokens,
             device,
             found,
             most,
         } = query;
-        let none = || HostAnswer::Ready(HostPrefix::default());
+        let none = || OffloadLookupResult::Ready(OffloadedPrefix::default());
         if found >= most {
             return none();
         }
@@ -269,8 +274,8 @@ impl HostParts for Arc<HostCache> {
         };
         let mut state = self.state();
         let staged = match state.staged.get(&seq) {
-            Some(Staged::Reading) => return HostAnswer::Reading,
-            Some(Staged::Read(parts)) => Some(parts),
+            Some(Staged::Reading) => return OffloadLookupResult::Reading,
+            Some(Staged::Read(entries)) => Some(entries),
             None => None,
         };
         let mut lookup = Lookup {
@@ -284,23 +289,23 @@ impl HostParts for Arc<HostCache> {
         if end <= found {
             return none();
         }
-        let (mut parts, mut files) = (HashMap::new(), Vec::new());
-        for part in device.missing(end) {
-            match lookup.found.remove(&part) {
-                Some(Found::Memory(found)) => {
-                    parts.insert(part, found);
+        let (mut entries, mut files) = (HashMap::new(), Vec::new());
+        for entry in device.missing(end) {
+            match lookup.found.remove(&entry) {
+                Some(EntryLocation::Memory(found)) => {
+                    entries.insert(entry, found);
                 }
-                Some(Found::Disk(file)) => files.push(file),
-                Some(Found::Nowhere) | None => return none(),
+                Some(EntryLocation::Disk(file)) => files.push(file),
+                Some(EntryLocation::Absent) | None => return none(),
             }
         }
         let Some(reader) = self.reader.as_ref().filter(|_| !files.is_empty()) else {
-            return HostAnswer::Ready(HostPrefix { end, parts });
+            return OffloadLookupResult::Ready(OffloadedPrefix { end, entries });
         };
         let others = |file: &ReadFile| state.reading.contains_key(&file.name);
-        if files.iter().any(others) || state.staged.len() >= MOST_STAGED {
-            // They will be on the device soon, or there will be room.
-            return HostAnswer::Reading;
+        if files.iter().any(others) || state.staged.len() >= MAX_STAGED {
+            // Another sequence is reading them, or there is no room for now.
+            return OffloadLookupResult::Reading;
         }
         let names: Vec<_> = files.iter().map(|file| (file.name, seq)).collect();
         if reader.jobs.send(ReadJob { seq, files }).is_err() {
@@ -308,7 +313,7 @@ impl HostParts for Arc<HostCache> {
         }
         state.staged.insert(seq, Staged::Reading);
         state.reading.extend(names);
-        HostAnswer::Reading
+        OffloadLookupResult::Reading
     }
 
     fn forget(&mut self, seq: SeqId) {
@@ -319,10 +324,10 @@ impl HostParts for Arc<HostCache> {
     }
 }
 
-/// Reads files until nobody wants more.
+/// Reads files until the connector is dropped.
 fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake: &dyn Fn()) {
     while let Ok(ReadJob { seq, files }) = inbox.recv() {
-        let mut parts = HashMap::with_capacity(files.len());
+        let mut entries = HashMap::with_capacity(files.len());
         let mut damaged = 0;
         for file in files {
             let ReadFile {
@@ -330,7 +335,7 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
                 description,
                 bytes,
             } = file;
-            // Whoever wanted it may have gone.
+            // The sequence may have ended meanwhile.
             if !lock(state).staged.contains_key(&seq) {
                 break;
             }
@@ -344,17 +349,17 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
                     break;
                 }
             };
-            let stored = StoredPart {
+            let stored = StoredEntry {
                 name,
                 description: description.into(),
                 bytes: payload,
             };
-            parts.insert(name, Arc::new(stored));
+            entries.insert(name, Arc::new(stored));
         }
         let mut state = lock(state);
         state.hits.damaged += damaged;
         if let Some(staged) = state.staged.get_mut(&seq) {
-            *staged = Staged::Read(parts);
+            *staged = Staged::Read(entries);
         }
         drop(state);
         wake();

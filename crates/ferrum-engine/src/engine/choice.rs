@@ -1,7 +1,7 @@
-//! One choice of a request: what it has been so far, and when it ends.
+//! State of one choice: sampler, grammar, stop strings and detokeniser.
 
-use super::lookup::PromptLookup;
-use super::pooling::Pool;
+use super::pooling::PoolingState;
+use super::prompt_lookup::PromptLookup;
 use super::request::{EngineError, Request, RequestId, StopMatch};
 use crate::grammar::{Guide, Mask};
 use crate::sampler::{Logprobs, NoToken, Sampler, logprobs};
@@ -12,75 +12,75 @@ use ferrum_models::Readback;
 use ferrum_types::TokenId;
 
 /// See the [module](self).
-pub(super) struct Answer<'t> {
+pub(super) struct ChoiceState<'t> {
     pub(super) request: RequestId,
-    pub(super) choice: usize,
+    pub(super) index: usize,
     pub(super) sampler: Sampler,
-    pub(super) text: Option<AnswerText<'t>>,
-    /// Where it is in its grammar, if it has one.
+    pub(super) text: Option<OutputText<'t>>,
+    /// State of its grammar, if it has one.
     pub(super) guide: Option<Guide>,
-    /// Whether the grammar lets nothing follow.
-    pub(super) whole: bool,
+    /// Whether the grammar allows no further token.
+    pub(super) grammar_complete: bool,
     pub(super) stops: StopMatcher,
-    /// Alternatives whose log-probabilities are wanted.
+    /// Number of alternatives whose log-probabilities were requested.
     pub(super) logprobs: Option<usize>,
     pub(super) max_tokens: usize,
     pub(super) generated: usize,
-    /// Drafts at its next tokens, if they are wanted.
+    /// Drafts its next tokens, if the request wants drafts.
     pub(super) lookup: Option<PromptLookup>,
-    /// States of the prompt, if they are wanted instead of an answer.
-    pub(super) pool: Option<Pool>,
+    /// Pools hidden states of the prompt, for an embedding instead of generated text.
+    pub(super) pooling: Option<PoolingState>,
     /// Whether it has been in a step.
     pub(super) admitted: bool,
 }
 
-/// Where a device is told how to choose the token of a row.
+/// Sampling parameters of a row for the device.
 pub(super) struct OnDevice<'a> {
     pub(super) batch: &'a mut SampleBatch,
     /// Tokens to choose from.
     pub(super) vocab: usize,
-    /// Whether it takes masks. They have to be there before the step; a device that computes while the host looks on
-    /// loses that time, and the host can as well use them when the step is done.
+    /// Whether it takes masks. The step cannot start before they are computed, so only overlapping steps use them on the
+    /// device; otherwise the host applies them after the step.
     pub(super) masks: bool,
 }
 
-/// What came of choosing a token.
-pub(super) enum Chosen {
+/// Result of sampling.
+pub(super) enum SampleOutcome {
     Token(TokenId, Option<Logprobs>),
-    /// The grammar lets nothing follow, and the model need not say so.
+    /// The grammar allows no further token; the model need not generate a stop token.
     End,
-    /// There is no token, and so no answer.
+    /// No token could be chosen, so the request fails.
     Failed(EngineError),
 }
 
-/// The text of an answer in the making.
-pub(super) struct AnswerText<'t> {
+/// Detokenises the tokens of a choice.
+pub(super) struct OutputText<'t> {
     tokenizer: &'t Tokenizer,
     stream: DecodeStream<'t>,
-    /// Special tokens that are not left out.
-    shown: Vec<TokenId>,
-    /// Whether all special tokens are left out but those.
+    /// Special tokens whose text is part of the output.
+    visible: Vec<TokenId>,
+    /// Whether all other special tokens are left out.
     skip_special: bool,
 }
 
-impl<'t> AnswerText<'t> {
+impl<'t> OutputText<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, request: &Request) -> Self {
-        let shown = request.shown_tokens.iter().copied();
+        let visible = request.visible_special_tokens.iter().copied();
         let skip_special = !request.generation.show_special_tokens;
         let stream = tokenizer.decode_stream(skip_special);
         Self {
-            stream: match request.goes_on {
+            stream: match request.continues_prompt {
                 true => stream.continued(),
                 false => stream,
             },
-            shown: shown.filter(|&t| tokenizer.is_special(t)).collect(),
+            visible: visible.filter(|&t| tokenizer.is_special(t)).collect(),
             skip_special,
             tokenizer,
         }
     }
 
     fn push(&mut self, token: TokenId) -> String {
-        if !self.skip_special || !self.shown.contains(&token) {
+        if !self.skip_special || !self.visible.contains(&token) {
             return self.stream.push(token);
         }
         let after = self.tokenizer.decode_stream(true).continued();
@@ -90,15 +90,15 @@ impl<'t> AnswerText<'t> {
     }
 }
 
-/// The end of an answer.
-pub(super) struct Ending {
+/// Why a choice ended.
+pub(super) struct ChoiceFinish {
     pub(super) reason: FinishReason,
     pub(super) stop: Option<StopMatch>,
     /// Of the stop token.
     pub(super) logprobs: Option<Logprobs>,
 }
 
-impl From<FinishReason> for Ending {
+impl From<FinishReason> for ChoiceFinish {
     fn from(reason: FinishReason) -> Self {
         Self {
             reason,
@@ -113,10 +113,10 @@ fn grammar_fault(reason: String) -> EngineError {
     EngineError::Invalid { field, reason }
 }
 
-impl Answer<'_> {
-    /// What is read of the row that gives the token after `tokens`, or after one more, which row `last` of the step in
-    /// flight chooses. Where a device samples, it is told how in `sampling`.
-    pub(super) fn wanted(
+impl ChoiceState<'_> {
+    /// What to read of the row that gives the token after `tokens`, or, with `last`, the token after the one that row
+    /// `last` of the step in flight chooses. If the device samples, the parameters are added to `sampling`.
+    pub(super) fn readback(
         &mut self,
         tokens: &[TokenId],
         last: Option<u32>,
@@ -153,19 +153,19 @@ impl Answer<'_> {
     }
 
     /// Chooses the token after `tokens` by a row of logits, which it may change.
-    pub(super) fn choose(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> Chosen {
+    pub(super) fn choose(&mut self, logits: &mut [f32], tokens: &[TokenId]) -> SampleOutcome {
         let mask = match self.guide.as_mut().map(Guide::mask).transpose() {
-            Ok(Some(mask)) if mask.is_empty() => return Chosen::End,
+            Ok(Some(mask)) if mask.is_empty() => return SampleOutcome::End,
             Ok(mask) => mask,
-            Err(reason) => return Chosen::Failed(grammar_fault(reason)),
+            Err(reason) => return SampleOutcome::Failed(grammar_fault(reason)),
         };
-        // Sampling bends the logits; what is told is what the model said.
-        let mut bent = Vec::new();
+        // Sampling changes the logits; log-probabilities are those of the model.
+        let mut changed = Vec::new();
         let row = match self.logprobs {
             None => &mut *logits,
             Some(_) => {
-                bent.extend_from_slice(logits);
-                &mut bent
+                changed.extend_from_slice(logits);
+                &mut changed
             }
         };
         if let Some(mask) = &mask {
@@ -173,44 +173,44 @@ impl Answer<'_> {
         }
         match self.sampler.sample(row, tokens) {
             Ok(token) => {
-                Chosen::Token(token, self.logprobs.map(|top| logprobs(logits, token, top)))
+                SampleOutcome::Token(token, self.logprobs.map(|top| logprobs(logits, token, top)))
             }
             Err(none) => self.no_token(none, mask.as_ref()),
         }
     }
 
-    /// What comes of it when a device found no token.
-    pub(super) fn no_token_on_device(&mut self, none: NoToken) -> Chosen {
+    /// The outcome when the device found no token.
+    pub(super) fn no_token_on_device(&mut self, none: NoToken) -> SampleOutcome {
         let mask = self.guide.as_mut().and_then(|guide| guide.mask().ok());
         self.no_token(none, mask.as_ref())
     }
 
-    /// What comes of it when there is no token.
-    fn no_token(&self, none: NoToken, mask: Option<&Mask>) -> Chosen {
+    /// The outcome when no token can be chosen.
+    fn no_token(&self, none: NoToken, mask: Option<&Mask>) -> SampleOutcome {
         if none == NoToken::NotANumber {
-            return Chosen::Failed(EngineError::NotANumber);
+            return SampleOutcome::Failed(EngineError::NotANumber);
         }
         let Some(mask) = mask else {
             let reason = NoToken::Forbidden.to_string();
             let field = "sampling";
-            return Chosen::Failed(EngineError::Invalid { field, reason });
+            return SampleOutcome::Failed(EngineError::Invalid { field, reason });
         };
-        // The grammar has come to its end, whatever the least number of tokens.
+        // The end of the grammar takes precedence over the minimum number of tokens.
         let too_short = self.sampler.is_too_short(self.generated);
         if too_short && self.guide.as_ref().is_some_and(|g| g.only_ends(mask)) {
-            return Chosen::End;
+            return SampleOutcome::End;
         }
         let reason = "the grammar and the logit bias together leave no token";
-        Chosen::Failed(grammar_fault(reason.into()))
+        SampleOutcome::Failed(grammar_fault(reason.into()))
     }
 
-    /// Takes a token that is part of the answer, and gives the text that is certain now.
+    /// Appends a token of the output and returns the text that is final now.
     ///
     /// # Errors
-    /// Why the grammar cannot go on.
+    /// Why the grammar cannot continue.
     pub(super) fn push(&mut self, token: TokenId) -> Result<String, EngineError> {
         if let Some(guide) = &mut self.guide {
-            self.whole = guide.accept(token).map_err(grammar_fault)?;
+            self.grammar_complete = guide.accept(token).map_err(grammar_fault)?;
         }
         let too_short = self.sampler.is_too_short(self.generated);
         self.generated += 1;
@@ -223,22 +223,22 @@ impl Answer<'_> {
         })
     }
 
-    /// Why the answer ends with the token that was pushed last, if it does.
-    pub(super) fn ending(&self, has_room: bool) -> Option<Ending> {
+    /// Whether and why the choice ends with the token that was pushed last.
+    pub(super) fn finish(&self, has_room: bool) -> Option<ChoiceFinish> {
         if let Some(stop) = self.stops.matched() {
-            return Some(Ending {
+            return Some(ChoiceFinish {
                 stop: Some(StopMatch::Text(stop.into())),
                 ..FinishReason::Stop.into()
             });
         }
-        if self.whole {
+        if self.grammar_complete {
             return Some(FinishReason::Stop.into());
         }
         (self.generated >= self.max_tokens || !has_room).then(|| FinishReason::Length.into())
     }
 
-    /// What was held back: half characters, and what began like a stop string.
-    pub(super) fn rest(&mut self) -> String {
+    /// Returns the text that was held back: incomplete characters and beginnings of stop strings.
+    pub(super) fn flush(&mut self) -> String {
         if self.stops.matched().is_some() {
             return String::new();
         }
@@ -260,7 +260,7 @@ mod tests {
     use ferrum_formats::tokenizer::GgufVocab;
 
     #[test]
-    fn a_space_where_a_text_goes_on_is_meant() {
+    fn a_leading_space_is_kept_where_the_output_continues_the_prompt() {
         let vocab = GgufVocab {
             model: "llama".into(),
             tokens: ["<unk>", "<s>", "</s>", "▁Paris"].map(String::from).into(),
@@ -271,12 +271,12 @@ mod tests {
             ..GgufVocab::default()
         };
         let tokenizer = Tokenizer::from_gguf_vocab(&vocab).unwrap();
-        for (goes_on, text) in [(false, "Paris"), (true, " Paris")] {
+        for (continues_prompt, text) in [(false, "Paris"), (true, " Paris")] {
             let request = Request {
-                goes_on,
+                continues_prompt,
                 ..Request::new(vec![1, 3], Generation::default())
             };
-            assert_eq!(AnswerText::new(&tokenizer, &request).push(3), text);
+            assert_eq!(OutputText::new(&tokenizer, &request).push(3), text);
         }
     }
 }

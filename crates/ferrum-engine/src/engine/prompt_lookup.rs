@@ -1,15 +1,14 @@
-//! Prompt lookup: what came after the end of the text when it was there before is a good draft of what
-//! comes now. It costs no model, and pays where answers quote: code, summaries, structured data.
+//! Prompt-lookup decoding: drafts the tokens that followed the longest earlier match of the sequence's suffix. It needs
+//! no draft model and helps where the output quotes its context: code, summaries, structured data.
 //!
-//! A draft never changes an answer. The sampler chooses each token from the logits that it would have had
-//! anyway; a draft only decides for how many tokens one step gives logits. (Saxena, "Prompt lookup
-//! decoding", 2023.)
+//! A draft never changes the output. The sampler chooses each token from the same logits as without it; a draft only
+//! decides for how many tokens one step gives logits. (Saxena, "Prompt lookup decoding", 2023.)
 
 use super::speculation::DraftLength;
 use crate::suffix::suffix_matches;
 use ferrum_types::TokenId;
 
-/// Shortest repeated passage that a draft is based on.
+/// Fewest matching tokens for a draft.
 const LEAST_MATCH: usize = 2;
 
 /// Drafts of the next tokens of one sequence.
@@ -28,8 +27,8 @@ impl PromptLookup {
         }
     }
 
-    /// A draft of what comes after `tokens`, maybe nothing: what followed the longest earlier passage
-    /// that ends like them, the latest of equals.
+    /// Drafts what comes after `tokens`, which may be nothing: the tokens that followed the longest earlier match of their
+    /// suffix, the latest of equal matches.
     pub(super) fn draft<'t>(&mut self, tokens: &'t [TokenId], room: usize) -> &'t [TokenId] {
         let wanted = self.length.next().min(room);
         if wanted == 0 {
@@ -46,9 +45,9 @@ impl PromptLookup {
         }
     }
 
-    /// How the last draft turned out: of `tried` tokens, `right` were right.
-    pub(super) fn learn(&mut self, tried: usize, right: usize) {
-        self.length.learn(tried, right);
+    /// Records the outcome of the last draft.
+    pub(super) fn record(&mut self, drafted: usize, accepted: usize) {
+        self.length.record(drafted, accepted);
     }
 }
 
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guess_is_what_came_after_the_longest_passage() {
+    fn a_draft_is_what_followed_the_longest_match() {
         let cases: &[(&[TokenId], &[TokenId])] = &[
             (&[], &[]),
             (&[1, 2, 3], &[]),

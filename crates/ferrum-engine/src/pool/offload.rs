@@ -1,10 +1,8 @@
-//! What leaves the prefix cache, and what comes back to it: the pool's side of blocks and states that are kept outside of
-//! the device.
+//! The pool's side of KV offload: entries that leave the prefix cache, and blocks for entries that return.
 //!
-//! What a prefix consists of is looked at part by part: the blocks of each cache group, and the recurrent states behind
-//! some of them. A sequence can go on after a prefix when every part that is needed then is on the device or outside
-//! of it ([`DevicePrefix`]). It gets new blocks for those that are not on the device, which are written before the
-//! next step.
+//! A prefix consists of entries: the blocks of each cache group, and state checkpoints at the end of some of them. A
+//! sequence can continue after a prefix when every entry that it needs is on the device or in an offload tier
+//! ([`DevicePrefix`]). It gets new blocks for entries that are not on the device, which are written before the next step.
 
 use super::prefix::{CacheSalt, NodeId, Parent};
 use super::{BlockPool, BlockTable};
@@ -12,9 +10,9 @@ use ferrum_types::{BlockId, StateSlot, TokenId};
 use std::collections::HashSet;
 use std::hash::BuildHasher;
 
-/// What the device has of a prefix, at its end.
+/// An entry of the prefix cache on the device: what the device has at the end of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CachePart {
+pub enum CacheEntry {
     /// The block of its last tokens in a cache group.
     Block {
         /// The group.
@@ -22,68 +20,70 @@ pub enum CachePart {
         /// The block.
         block: BlockId,
     },
-    /// The recurrent state behind it.
+    /// The recurrent state after it.
     State(StateSlot),
 }
 
-/// What a part is, wherever it is.
+/// The kind of an entry, on the device or in an offload tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PartKind {
+pub enum CacheEntryKind {
     /// A block of a cache group.
     Block(usize),
     /// A recurrent state.
     State,
 }
 
-impl CachePart {
-    /// What it is.
-    pub fn kind(self) -> PartKind {
+impl CacheEntry {
+    /// Its kind.
+    pub fn kind(self) -> CacheEntryKind {
         match self {
-            CachePart::Block { group, .. } => PartKind::Block(group),
-            CachePart::State(_) => PartKind::State,
+            CacheEntry::Block { group, .. } => CacheEntryKind::Block(group),
+            CacheEntry::State(_) => CacheEntryKind::State,
         }
     }
 }
 
-/// A part of the prefix cache, and what it is the end of.
+/// An entry of the prefix cache, and the prefix at whose end it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedPrefix {
-    /// The part.
-    pub part: CachePart,
-    /// Who may share it.
+    /// The entry.
+    pub entry: CacheEntry,
+    /// The salt of the prefix.
     pub salt: CacheSalt,
-    /// All tokens of its sequence up to its end.
+    /// All tokens of the prefix.
     pub tokens: Vec<TokenId>,
 }
 
-/// Which parts of the prefixes of a sequence are on the device, and which are needed.
+/// Which entries of the prefixes of a sequence are on the device, and which are needed.
 #[derive(Clone, Debug)]
 pub(crate) struct DevicePrefix {
     block_size: usize,
     /// By cache group.
     windows: Vec<Option<usize>>,
     has_states: bool,
-    /// By number of the block at the end of the prefix.
-    parts: HashSet<(usize, PartKind)>,
+    /// By index of the block at the end of the prefix.
+    entries: HashSet<(usize, CacheEntryKind)>,
 }
 
 impl DevicePrefix {
-    /// The parts that the device lacks and without which no sequence goes on after `end` blocks: those of groups that keep
-    /// all blocks first, in order.
-    pub(crate) fn missing(&self, end: usize) -> impl Iterator<Item = (usize, PartKind)> {
+    /// The entries that the device lacks and that a sequence needs to continue after `end` blocks: first those of groups
+    /// without a window, in order.
+    pub(crate) fn missing(&self, end: usize) -> impl Iterator<Item = (usize, CacheEntryKind)> {
         let whole = (0..end).flat_map(|index| self.whole().map(move |kind| (index, kind)));
         let needed = whole.chain(self.near_end(end));
-        needed.filter(|part| !self.parts.contains(part))
+        needed.filter(|entry| !self.entries.contains(entry))
     }
 
-    /// The most blocks, up to `most`, after which a sequence goes on with what the device has and what there `is`
-    /// elsewhere.
+    /// The most blocks, up to `most`, after which a sequence can continue with the entries on the device and those that
+    /// are `elsewhere`.
     pub(crate) fn longest(
         &self,
         most: usize,
-        mut is: impl FnMut(usize, PartKind) -> bool,
+        mut elsewhere: impl FnMut(usize, CacheEntryKind) -> bool,
     ) -> usize {
-        let mut has = |part: (usize, PartKind)| self.parts.contains(&part) || is(part.0, part.1);
+        let mut has = |entry: (usize, CacheEntryKind)| {
+            self.entries.contains(&entry) || elsewhere(entry.0, entry.1)
+        };
         let in_row = |index: &usize| self.whole().all(|kind| has((*index, kind)));
         let whole = (0..most).take_while(in_row).count();
         let mut ends = (1..=whole).rev();
@@ -91,43 +91,43 @@ impl DevicePrefix {
             .unwrap_or(0)
     }
 
-    /// Groups that keep all blocks.
-    fn whole(&self) -> impl Iterator<Item = PartKind> {
+    /// Groups without a window.
+    fn whole(&self) -> impl Iterator<Item = CacheEntryKind> {
         let groups = self.windows.iter().enumerate();
-        groups.filter_map(|(group, window)| window.is_none().then_some(PartKind::Block(group)))
+        groups
+            .filter_map(|(group, window)| window.is_none().then_some(CacheEntryKind::Block(group)))
     }
 
-    /// What is needed near the end only: the state, and the blocks of windows.
-    fn near_end(&self, end: usize) -> impl Iterator<Item = (usize, PartKind)> {
-        let state = (self.has_states && end > 0).then(|| (end - 1, PartKind::State));
+    /// Entries that are needed near the end only: the state, and the blocks of windows.
+    fn near_end(&self, end: usize) -> impl Iterator<Item = (usize, CacheEntryKind)> {
+        let state = (self.has_states && end > 0).then(|| (end - 1, CacheEntryKind::State));
         let windows = self.windows.iter().enumerate();
         let windows = windows.filter_map(|(group, window)| Some((group, (*window)?)));
         let blocks = windows.flat_map(move |(group, window)| {
             let first = (end * self.block_size + 1).saturating_sub(window) / self.block_size;
-            let kind = PartKind::Block(group);
+            let kind = CacheEntryKind::Block(group);
             (first.min(end)..end).rev().map(move |index| (index, kind))
         });
         state.into_iter().chain(blocks)
     }
 }
 
-/// What a table got that is not all on the device.
+/// Blocks that a table got for a prefix that is partly off the device.
 #[derive(Debug)]
 pub(crate) struct TakenBlocks {
-    /// New blocks: their group, and their number in the sequence.
+    /// New blocks: their group, and their index in the sequence.
     pub(crate) new: Vec<(usize, usize, BlockId)>,
-    /// The state behind them, where one is kept on the device.
+    /// The state checkpoint after them, if the device has one.
     pub(crate) state: Option<StateSlot>,
 }
 
 impl<S: BuildHasher> BlockPool<S> {
-    /// Remembers from now on what the cache gives away, for [`take_evicted`](Self::take_evicted).
+    /// Records evictions from now on, for [`take_evicted`](Self::take_evicted).
     pub fn record_evictions(&mut self) {
         self.evicted.get_or_insert_default();
     }
 
-    /// Parts that the cache gave away since the last call, in order. Their memory is as it was until their new owner
-    /// writes to it.
+    /// Entries that were evicted since the last call, in order. Their memory is unchanged until its new owner writes to it.
     pub fn take_evicted(&mut self) -> Vec<CachedPrefix> {
         self.evicted
             .as_mut()
@@ -135,36 +135,36 @@ impl<S: BuildHasher> BlockPool<S> {
             .unwrap_or_default()
     }
 
-    /// Remembers a part that leaves the cache, if that is wanted.
-    pub(super) fn record(&mut self, part: CachePart, node: NodeId) {
+    /// Records an entry that leaves the cache, if evictions are recorded.
+    pub(super) fn record(&mut self, entry: CacheEntry, node: NodeId) {
         if self.evicted.is_some() {
-            let left = self.prefix(part, node);
+            let left = self.prefix(entry, node);
             self.evicted.get_or_insert_default().push(left);
         }
     }
 
-    /// The same for the states that were forgotten.
+    /// Records dropped state checkpoints.
     pub(super) fn record_states(&mut self) {
         let forgotten = self.states.as_mut().map(|states| states.take_forgotten());
         for (node, slot) in forgotten.unwrap_or_default() {
-            self.record(CachePart::State(slot), node);
+            self.record(CacheEntry::State(slot), node);
         }
     }
 
-    /// All that is in the cache: states, then the blocks of each group, a block before those that continue it, and the
-    /// idle ones that were used last first.
+    /// All entries of the cache: state checkpoints, then the blocks of each group. Used blocks come before idle ones, a
+    /// block before those that continue it, and idle ones most recently used first.
     pub fn cached_prefixes(&self) -> Vec<CachedPrefix> {
         let states = self.states.iter().flat_map(|states| states.by_last_use());
-        let states = states.map(|(node, slot)| self.prefix(CachePart::State(slot), node));
+        let states = states.map(|(node, slot)| self.prefix(CacheEntry::State(slot), node));
         let mut all: Vec<_> = states.collect();
         for (index, group) in self.groups.iter().enumerate() {
             let cached = |block: BlockId| {
                 let node = group.nodes[block.0 as usize]?;
-                let part = CachePart::Block {
+                let entry = CacheEntry::Block {
                     group: index,
                     block,
                 };
-                Some(self.prefix(part, node))
+                Some(self.prefix(entry, node))
             };
             let used = (0..group.refs.len() as u32).map(BlockId);
             let used = used.filter(|block| group.refs[block.0 as usize] > 0);
@@ -179,12 +179,16 @@ impl<S: BuildHasher> BlockPool<S> {
         all
     }
 
-    fn prefix(&self, part: CachePart, node: NodeId) -> CachedPrefix {
+    fn prefix(&self, entry: CacheEntry, node: NodeId) -> CachedPrefix {
         let (salt, tokens) = self.cache.prefix(node);
-        CachedPrefix { part, salt, tokens }
+        CachedPrefix {
+            entry,
+            salt,
+            tokens,
+        }
     }
 
-    /// The nodes of the first blocks of `tokens`, up to the first that is not in the cache.
+    /// The nodes of the leading blocks of `tokens` that are in the cache.
     fn path(&self, salt: &CacheSalt, tokens: &[TokenId], most: usize) -> Vec<NodeId> {
         let mut parent = Parent::Root(salt.clone());
         let blocks = tokens.chunks_exact(self.block_size).take(most);
@@ -196,33 +200,33 @@ impl<S: BuildHasher> BlockPool<S> {
         nodes.collect()
     }
 
-    /// What the device has of the first `most` blocks of `tokens`.
+    /// The entries on the device of the first `most` blocks of `tokens`.
     pub(crate) fn device_prefix(
         &self,
         salt: &CacheSalt,
         tokens: &[TokenId],
         most: usize,
     ) -> DevicePrefix {
-        let mut parts = HashSet::new();
+        let mut entries = HashSet::new();
         for (index, &node) in self.path(salt, tokens, most).iter().enumerate() {
             let groups = 0..self.groups.len();
             let groups = groups.filter(|&group| self.cache.block(node, group).is_some());
-            parts.extend(groups.map(|group| (index, PartKind::Block(group))));
+            entries.extend(groups.map(|group| (index, CacheEntryKind::Block(group))));
             let states = self.states.as_ref();
             if states.is_some_and(|states| states.of_node(node).is_some()) {
-                parts.insert((index, PartKind::State));
+                entries.insert((index, CacheEntryKind::State));
             }
         }
         DevicePrefix {
             block_size: self.block_size,
             windows: self.groups.iter().map(|group| group.window).collect(),
             has_states: self.has_states(),
-            parts,
+            entries,
         }
     }
 
-    /// Gives an empty table the first `end` blocks of `tokens`, as far as they are needed behind them: those that the
-    /// cache has, and new ones for the others. `None`, and the table stays empty, when there are not enough.
+    /// Gives an empty table the first `end` blocks of `tokens`, as far as later tokens read them: those that the cache has,
+    /// and new ones for the others. `None` if there are not enough; the table stays empty then.
     ///
     /// New blocks are not in the cache before they are [registered](Self::register).
     pub(crate) fn take_blocks(
@@ -239,7 +243,7 @@ impl<S: BuildHasher> BlockPool<S> {
             states.touch(state);
         }
         let mut new = Vec::new();
-        // What is there first, so that nothing of it is given away for what is not.
+        // References to cached blocks are taken first, so that taking new blocks does not evict them.
         for (index, group) in self.groups.iter_mut().enumerate() {
             let own = &mut table.groups[index];
             let first = group.first_seen(end * self.block_size, self.block_size);
@@ -269,7 +273,7 @@ impl<S: BuildHasher> BlockPool<S> {
         Some(TakenBlocks { new: taken, state })
     }
 
-    /// Gives back a table that did not get all its blocks, and those that it was to get.
+    /// Releases a table that did not get all its blocks, and the new blocks.
     fn release_partial(&mut self, table: &mut BlockTable, taken: &[(usize, usize, BlockId)]) {
         for &(group, _, block) in taken {
             self.groups[group].unref(block);
