@@ -3,6 +3,7 @@
 
 use super::bytes;
 use super::error::TokenizerError;
+use super::regex_steps::{GaveUp, Normalizer, PreTokenizer};
 use super::vocab::end_names;
 use super::{EncodeOptions, SpecialIds, TokenizerKind};
 use crate::source::read_limited;
@@ -13,7 +14,11 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
-use tokenizers::{Model, ModelWrapper};
+use tokenizers::{DecoderWrapper, Model, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
+
+/// The `tokenizers` crate's tokenizer, with our steps where it matches regular expressions.
+pub(super) type Pipeline =
+    TokenizerImpl<ModelWrapper, Normalizer, PreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// How token texts become bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +36,9 @@ enum TextForm {
 
 /// A tokenizer read from `tokenizer.json`.
 pub(super) struct HfTokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Pipeline,
     /// The same one, blind to special tokens in text; made when first needed.
-    plain: OnceLock<tokenizers::Tokenizer>,
+    plain: OnceLock<Pipeline>,
     form: TextForm,
     pub(super) kind: TokenizerKind,
     pub(super) size: usize,
@@ -57,7 +62,10 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the file's parts contradict each other".into()),
+        Err(panic) => Err(match panic.downcast::<GaveUp>() {
+            Ok(gave_up) => gave_up.0,
+            Err(_) => "the file's parts contradict each other".into(),
+        }),
     }
 }
 
@@ -88,11 +96,9 @@ impl HfTokenizer {
         }
         let bytes = read_limited(&path, MAX_TOKENIZER)?;
         let mut inner =
-            guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|reason| {
-                TokenizerError::BadFile {
-                    path: path.clone(),
-                    reason,
-                }
+            guarded(|| Pipeline::from_bytes(&bytes)).map_err(|reason| TokenizerError::BadFile {
+                path: path.clone(),
+                reason,
             })?;
         check_growth(&inner).map_err(|reason| TokenizerError::BadFile {
             path: path.clone(),
@@ -115,12 +121,7 @@ impl HfTokenizer {
         Ok(Self::new(inner, &config, &map, &more_ends))
     }
 
-    fn new(
-        inner: tokenizers::Tokenizer,
-        config: &Value,
-        map: &Value,
-        more_ends: &[TokenId],
-    ) -> Self {
+    fn new(inner: Pipeline, config: &Value, map: &Value, more_ends: &[TokenId]) -> Self {
         let size = inner
             .get_vocab(true)
             .into_values()
@@ -180,7 +181,7 @@ impl HfTokenizer {
     }
 
     /// The file as the `tokenizers` crate has it.
-    pub(super) fn inner(&self) -> &tokenizers::Tokenizer {
+    pub(super) fn inner(&self) -> &Pipeline {
         &self.inner
     }
 
@@ -200,7 +201,7 @@ impl HfTokenizer {
     }
 
     /// The tokenizer for text in which nothing is special.
-    fn without_special(&self) -> tokenizers::Tokenizer {
+    fn without_special(&self) -> Pipeline {
         let mut plain = self.hide_special().unwrap_or_else(|| self.inner.clone());
         plain.set_encode_special_tokens(true);
         plain
@@ -208,7 +209,7 @@ impl HfTokenizer {
 
     /// Some models also have their special tokens as words of the vocabulary, where plain text
     /// would find them: there they get a name that no text can guess. `None`: not needed.
-    fn hide_special(&self) -> Option<tokenizers::Tokenizer> {
+    fn hide_special(&self) -> Option<Pipeline> {
         let model = self.inner.get_model();
         // Merges only make what they spell out; whole words are matched by their text.
         if matches!(model, ModelWrapper::BPE(bpe) if !bpe.ignore_merges) {
@@ -335,7 +336,7 @@ fn decoder_steps(decoder: Value) -> Vec<Value> {
 }
 
 /// Refuses steps that would blow a text up: a short prompt must not become gigabytes.
-fn check_growth(inner: &tokenizers::Tokenizer) -> Result<(), String> {
+fn check_growth(inner: &Pipeline) -> Result<(), String> {
     let parts = [
         ("normalizer", serde_json::to_value(inner.get_normalizer())),
         ("decoder", serde_json::to_value(inner.get_decoder())),
@@ -376,7 +377,7 @@ fn check_growth(inner: &tokenizers::Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-fn text_form(inner: &tokenizers::Tokenizer) -> TextForm {
+fn text_form(inner: &Pipeline) -> TextForm {
     let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or_default();
     let steps = decoder_steps(decoder);
     let (mut spaces, mut strip_first, mut byte_fallback) = (false, false, false);
@@ -415,7 +416,7 @@ fn text_form(inner: &tokenizers::Tokenizer) -> TextForm {
     }
 }
 
-fn kind(inner: &tokenizers::Tokenizer, form: TextForm) -> TokenizerKind {
+fn kind(inner: &Pipeline, form: TextForm) -> TokenizerKind {
     match inner.get_model() {
         ModelWrapper::BPE(_) if form == TextForm::ByteLevel => TokenizerKind::ByteLevelBpe,
         ModelWrapper::BPE(_) => TokenizerKind::TextBpe,

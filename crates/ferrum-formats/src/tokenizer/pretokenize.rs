@@ -4,14 +4,16 @@
 //! pieces the one before it left: a match becomes a piece of its own, and so does the text between
 //! matches. All of those expressions are combinations of few parts, so they are written here as
 //! values of [`Rule`] and matched by hand: in linear time on any input, with no backtracking limit
-//! that a hostile text could hit. The regular expression each part stands for is beside it.
+//! that a hostile text could hit. The regular expression each part stands for is beside it;
+//! `patterns.rs` reads a rule from its expression.
 
 use super::unicode::{
-    CharSet, Classes, DIGIT, HAN, LETTER, LOWERISH, MARK, NUMBER, PUNCT, SPACE, SYMBOL, UPPERISH,
-    WORD,
+    CharSet, Classes, HAN, LETTER, LOWERISH, MARK, NUMBER, PUNCT, SPACE, SYMBOL, UPPERISH, WORD,
 };
 use std::cell::Cell;
 use std::ops::Range;
+use tokenizers::Offsets;
+use tokenizers::tokenizer::pattern::Pattern;
 
 /// `'s|'t|'re|'ve|'m|'ll|'d`, and how it is matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +135,6 @@ pub(super) enum Rule {
     Thousands { class: u16, at_boundary: bool },
     /// `\s+$`
     TrailingSpace,
-    /// `[^\n]+|\n+`
-    Lines,
     /// `[\t\n]|    |  `
     Indent,
 }
@@ -157,15 +157,33 @@ pub(super) fn split(rules: &[Rule], text: &str) -> Vec<Range<usize>> {
     for rule in rules {
         let mut finer = Vec::with_capacity(pieces.len().max(text.len() / 6));
         for piece in pieces {
-            rule.cut(classes, text, piece, &mut finer);
+            rule.cut(classes, text, piece, |range, _| finer.push(range));
         }
         pieces = finer;
     }
     pieces
 }
 
+/// What the `tokenizers` crate splits by: the offsets in bytes, and whether each part is a match.
+impl Pattern for &Rule {
+    fn find_matches(&self, inside: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
+        let mut parts = Vec::new();
+        self.cut(Classes::get(), inside, 0..inside.len(), |range, found| {
+            parts.push(((range.start, range.end), found));
+        });
+        Ok(parts)
+    }
+}
+
 impl Rule {
-    fn cut(&self, k: Classes, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) {
+    /// Calls `part` with each match in `piece` and with the text between matches, in order.
+    fn cut(
+        &self,
+        k: Classes,
+        text: &str,
+        piece: Range<usize>,
+        mut part: impl FnMut(Range<usize>, bool),
+    ) {
         let scan = Scan {
             text: &text[..piece.end],
             k,
@@ -181,9 +199,9 @@ impl Rule {
                         Step::Skip((run - at).max(scan.width(at)))
                     } else {
                         if gap < at {
-                            out.push(gap..at);
+                            part(gap..at, false);
                         }
-                        thousands(&scan, at..run, out);
+                        thousands(&scan, at..run, |group| part(group, true));
                         (gap, at) = (run, run);
                         continue;
                     }
@@ -193,17 +211,17 @@ impl Rule {
             match step {
                 Step::Match(len) => {
                     if gap < at {
-                        out.push(gap..at);
+                        part(gap..at, false);
                     }
                     at += len;
-                    out.push(at - len..at);
+                    part(at - len..at, true);
                     gap = at;
                 }
                 Step::Skip(len) => at += len,
             }
         }
         if gap < piece.end {
-            out.push(gap..piece.end);
+            part(gap..piece.end, false);
         }
     }
 
@@ -228,10 +246,6 @@ impl Rule {
                 }
                 end - at
             }
-            Rule::Lines => {
-                let line_break = scan.peek(at) == Some('\n');
-                scan.run_of(at, usize::MAX, |c| (c == '\n') == line_break).0 - at
-            }
             Rule::Indent => {
                 let rest = &scan.text[at..];
                 ["\t", "\n", "    ", "  "]
@@ -250,7 +264,7 @@ impl Rule {
 }
 
 /// Cuts a run of digits into groups of three from the right.
-fn thousands(scan: &Scan, run: Range<usize>, out: &mut Vec<Range<usize>>) {
+fn thousands(scan: &Scan, run: Range<usize>, mut group: impl FnMut(Range<usize>)) {
     let count = scan.text[run.clone()].chars().count();
     let first = match count % 3 {
         0 => 3,
@@ -259,7 +273,7 @@ fn thousands(scan: &Scan, run: Range<usize>, out: &mut Vec<Range<usize>>) {
     let (mut start, mut size) = (run.start, first);
     while start < run.end {
         let end = scan.run_of(start, size, |_| true).0.min(run.end);
-        out.push(start..end);
+        group(start..end);
         (start, size) = (end, 3);
     }
 }
@@ -553,30 +567,5 @@ fn phrase(scan: &Scan, at: usize) -> usize {
             return end;
         }
         end = scan.run(start + scan.width(start), MARK);
-    }
-}
-
-impl Rule {
-    /// `X{min,max}` over the bits of a class, as a set.
-    pub(super) fn run(lead: Lead, set: &str, min: usize, max: usize) -> Rule {
-        Rule::Run {
-            lead,
-            set: CharSet::new(set),
-            min,
-            max,
-        }
-    }
-
-    /// Runs of any one of these sets.
-    pub(super) fn any_run(sets: &[&str]) -> Rule {
-        Rule::AnyRun(sets.iter().map(|set| CharSet::new(set)).collect())
-    }
-
-    /// Digits in groups of three from the right.
-    pub(super) fn thousands(at_boundary: bool) -> Rule {
-        Rule::Thousands {
-            class: if at_boundary { DIGIT } else { NUMBER },
-            at_boundary,
-        }
     }
 }

@@ -58,20 +58,19 @@ struct Table {
     bits: Vec<u16>,
 }
 
-fn ranges(pattern: &str) -> Vec<(char, char)> {
-    let hir = regex_syntax::parse(pattern).expect("a class written in this crate parses");
+/// The characters of a class; `None`: not a class, or one that holds nothing.
+fn ranges(pattern: &str) -> Option<Vec<(char, char)>> {
+    let hir = regex_syntax::parse(pattern).ok()?;
     match hir.kind() {
         HirKind::Class(Class::Unicode(class)) => {
-            class.iter().map(|r| (r.start(), r.end())).collect()
+            Some(class.iter().map(|r| (r.start(), r.end())).collect())
         }
-        HirKind::Class(Class::Bytes(class)) => class
-            .iter()
-            .map(|r| (char::from(r.start()), char::from(r.end())))
-            .collect(),
-        HirKind::Literal(text) => std::str::from_utf8(&text.0)
-            .map(|s| s.chars().map(|c| (c, c)).collect())
-            .unwrap_or_default(),
-        _ => Vec::new(),
+        // A class of one character.
+        HirKind::Literal(text) => {
+            let text = std::str::from_utf8(&text.0).ok()?;
+            Some(text.chars().map(|c| (c, c)).collect())
+        }
+        _ => None,
     }
 }
 
@@ -80,7 +79,8 @@ fn table() -> &'static Table {
     TABLE.get_or_init(|| {
         let mut flat = vec![0u16; 0x11_0000];
         for (bit, pattern) in CLASSES {
-            for (start, end) in ranges(pattern) {
+            let ranges = ranges(pattern).expect("a class written in this crate parses");
+            for (start, end) in ranges {
                 for slot in &mut flat[start as usize..=end as usize] {
                     *slot |= bit;
                 }
@@ -127,13 +127,13 @@ pub(super) struct CharSet {
 }
 
 impl CharSet {
-    /// `pattern` is a class written in this crate, never outside data.
-    pub(super) fn new(pattern: &str) -> Self {
-        let ranges = ranges(pattern);
+    /// The set that `pattern` says; `None`: not a class.
+    pub(super) fn new(pattern: &str) -> Option<Self> {
+        let ranges = ranges(pattern)?;
         let ascii = (0..128u8)
             .filter(|&b| ranges.iter().any(|r| (r.0..=r.1).contains(&char::from(b))))
             .fold(0, |bits, b| bits | 1 << b);
-        CharSet { ranges, ascii }
+        Some(CharSet { ranges, ascii })
     }
 
     #[inline]
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_set_holds_what_its_class_says() {
-        let set = CharSet::new("[!-/一-龥。]");
+        let set = CharSet::new("[!-/一-龥。]").unwrap();
         for (c, held) in [
             ('!', true),
             ('0', false),
