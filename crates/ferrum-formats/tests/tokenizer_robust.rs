@@ -254,6 +254,23 @@ fn the_start_of_a_sentencepiece_text() {
     );
 }
 
+/// Scores rank tokens, not pairs: of two that score the same, the one on the left is made first.
+#[test]
+fn equal_scores_join_from_the_left() {
+    let tokens = ["<unk>", "a", "b", "ab", "ba"].map(str::to_owned).to_vec();
+    let vocab = GgufVocab {
+        model: "llama".into(),
+        scores: Some(vec![0.0, -2.0, -2.0, -1.0, -1.0]),
+        token_types: Some(vec![2, 1, 1, 1, 1]),
+        tokens,
+        add_space_prefix: Some(false),
+        ..GgufVocab::default()
+    };
+    let tokenizer = Tokenizer::from_gguf_vocab(&vocab).unwrap();
+    let ids = |text: &str| tokenizer.encode(text, EncodeOptions::PLAIN).unwrap();
+    assert_eq!((ids("aba"), ids("bab")), (vec![3, 1], vec![4, 2]));
+}
+
 #[test]
 fn a_stream_waits_for_whole_characters() {
     let tokenizer = Tokenizer::from_gguf_vocab(&byte_level("gpt-2")).unwrap();
@@ -373,6 +390,36 @@ fn normalizers_that_blow_texts_up_are_refused() {
         replace(serde_json::json!({"String": " "}), "▁"),
     ]);
     assert!(Tokenizer::from_hf_dir(with_normalizer(dir.path(), harmless)).is_ok());
+}
+
+/// The crate would free the tree of such a vocabulary until the stack is full.
+#[test]
+fn long_tokens_are_refused() {
+    let write = |vocab: serde_json::Value, normalizer: serde_json::Value| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = serde_json::json!({
+            "version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": null,
+            "post_processor": null, "decoder": null,
+            "model": {"type": "Unigram", "vocab": vocab, "unk_id": 0},
+        });
+        std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+        Tokenizer::from_hf_dir(dir.path()).map_err(|error| error.to_string())
+    };
+    let null = serde_json::Value::Null;
+    let token = |bytes: usize| serde_json::json!([["<unk>", 0.0], ["a".repeat(bytes), -1.0]]);
+    assert!(write(token(8 << 10), null.clone()).is_ok());
+    let quotes = serde_json::json!([["\\\"".repeat(2 << 10), 0.0]]);
+    assert!(write(quotes, null.clone()).is_ok());
+    let said = write(token(1 << 20), null).unwrap_err();
+    assert!(
+        said.contains("a text of 1048576 bytes, expected at most 8192"),
+        "{said}"
+    );
+    // Nothing is wrong with the length of a character map, though this one is none.
+    let map =
+        serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "A".repeat(16 << 10)});
+    let said = write(token(1), map).map_or_else(|said| said, |_| String::new());
+    assert!(!said.contains("a text of"), "{said}");
 }
 
 #[cfg(unix)]

@@ -73,6 +73,9 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
 const MAX_TOKENIZER: u64 = 256 << 20;
 /// Largest file beside it.
 const MAX_CONFIG: u64 = 16 << 20;
+/// Longest text in a `tokenizer.json`, in bytes as written. The crate keeps a unigram vocabulary as a tree with a
+/// level for each byte and frees it by recursion: a token of 200 kB overflows the stack, which ends the process.
+const MAX_TEXT: usize = 8 << 10;
 /// Most that replacements may multiply a text by, and that prefixes may add to it in bytes.
 const MAX_GROWTH: usize = 1024;
 
@@ -95,21 +98,16 @@ impl HfTokenizer {
             return Err(TokenizerError::NoTokenizerFile { path: dir.into() });
         }
         let bytes = read_limited(&path, MAX_TOKENIZER)?;
-        let mut inner =
-            guarded(|| Pipeline::from_bytes(&bytes)).map_err(|reason| TokenizerError::BadFile {
-                path: path.clone(),
-                reason,
-            })?;
-        check_growth(&inner).map_err(|reason| TokenizerError::BadFile {
+        let bad = |reason| TokenizerError::BadFile {
             path: path.clone(),
             reason,
-        })?;
+        };
+        check_texts(&bytes).map_err(bad)?;
+        let mut inner = guarded(|| Pipeline::from_bytes(&bytes)).map_err(bad)?;
+        check_growth(&inner).map_err(bad)?;
         // Both belong to training; neither must touch a prompt.
         let cleared = inner.with_truncation(None).map(|_| ());
-        cleared.map_err(|e| TokenizerError::BadFile {
-            path,
-            reason: e.to_string(),
-        })?;
+        cleared.map_err(|error| bad(error.to_string()))?;
         inner.with_padding(None);
         let config = read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
         let map = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
@@ -333,6 +331,30 @@ fn decoder_steps(decoder: Value) -> Vec<Value> {
         },
         _ => Vec::new(),
     }
+}
+
+/// Refuses a file with a text longer than [`MAX_TEXT`] before any of it becomes a vocabulary; a character map,
+/// which is no token, may be as long as it likes.
+fn check_texts(file: &[u8]) -> Result<(), String> {
+    let mut rest = file;
+    while let Some(quote) = rest.iter().position(|&byte| byte == b'"') {
+        let (before, text) = (&rest[..quote], &rest[quote + 1..]);
+        let mut escaped = false;
+        let end = text.iter().position(|&byte| {
+            let ends = byte == b'"' && !escaped;
+            escaped = byte == b'\\' && !escaped;
+            ends
+        });
+        let end = end.unwrap_or(text.len());
+        let key = file[..file.len() - rest.len()].strip_suffix(br#""precompiled_charsmap""#);
+        if end > MAX_TEXT && (key.is_none() || before.trim_ascii() != b":") {
+            return Err(format!(
+                "a text of {end} bytes, expected at most {MAX_TEXT}"
+            ));
+        }
+        rest = text.get(end + 1..).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Refuses steps that would blow a text up: a short prompt must not become gigabytes.
