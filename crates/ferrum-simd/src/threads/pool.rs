@@ -6,18 +6,14 @@
 //! than the caller alone when the machine is busy. When another region occupies the pool (a second
 //! context, or a task that starts a region), the caller simply does all tasks itself.
 
+// Nothing of `std` that threads meet on: a test puts other types in the place of these.
+use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use super::sync::hint::spin_loop;
+use super::sync::thread::{self, JoinHandle};
+use super::sync::{Arc, Condvar, Mutex, MutexGuard, SPINS, SharedCell, YIELDS};
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-
-/// Rounds of a waiting loop that only pause; some 50 µs, the length of the parts of a step that one
-/// thread does alone.
-const SPINS: u32 = 1000;
-/// Rounds after that which give the core away; then the thread sleeps.
-const YIELDS: u32 = 100;
+use std::sync::PoisonError;
 
 /// A region's function: task number, then the number of the thread that runs it.
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -43,7 +39,7 @@ struct Shared {
     state: AtomicU64,
     /// Written by the caller that holds `busy`, while no worker is inside and the region is closed;
     /// read by workers that are inside.
-    region: UnsafeCell<Option<Region>>,
+    region: SharedCell<Option<Region>>,
     /// Next task to take.
     next: AtomicUsize,
     /// A caller owns the slot.
@@ -57,7 +53,7 @@ struct Shared {
 
 // SAFETY: `region` is the only part that is not `Sync` by itself; the protocol of `state` (see its
 // comment) keeps the one writer and the readers apart, and the pointer in it is only used while the
-// caller that borrowed the function waits.
+// caller that borrowed the function waits. `tests/threads.rs` tries that in many orders.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; nothing in it belongs to one thread.
 unsafe impl Send for Shared {}
@@ -82,7 +78,7 @@ impl Pool {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
-            region: UnsafeCell::new(None),
+            region: SharedCell::new(None),
             next: AtomicUsize::new(0),
             busy: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -100,7 +96,7 @@ impl Pool {
             let name = format!("ferrum-cpu-{}", i + 1);
             // On failure the drop of `pool` ends those that exist.
             pool.workers
-                .push(std::thread::Builder::new().name(name).spawn(body)?);
+                .push(thread::Builder::new().name(name).spawn(body)?);
         }
         Ok(pool)
     }
@@ -128,7 +124,7 @@ impl Pool {
         let task: *const Task<'static> = unsafe { std::mem::transmute(task as *const Task<'_>) };
         // SAFETY: `busy` makes this the only caller; the region is closed and no worker is inside
         // (the last caller waited for that), so nobody reads.
-        unsafe { *shared.region.get() = Some(Region { task, tasks }) };
+        unsafe { shared.region.write(Some(Region { task, tasks })) };
         shared.next.store(0, SeqCst);
         let number = (shared.state.load(SeqCst) & !(ONE_REGION - 1)).wrapping_add(ONE_REGION);
         shared.state.store(number | OPEN, SeqCst);
@@ -225,7 +221,7 @@ impl Shared {
             {
                 // SAFETY: this thread is counted, so the caller neither returns nor writes another
                 // region until it leaves; the write came before the region was opened.
-                Ok(_) => return unsafe { *self.region.get() },
+                Ok(_) => return unsafe { self.region.read() },
                 Err(now) => seen = now,
             }
         }
@@ -243,9 +239,9 @@ impl Shared {
 
 fn pause(round: u32) {
     if round < SPINS {
-        std::hint::spin_loop();
+        spin_loop();
     } else {
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -286,7 +282,7 @@ fn next_region(shared: &Shared, i: usize, last: u64) -> u64 {
                 shared.sleeping[i].store(false, SeqCst);
                 return state;
             }
-            std::thread::park();
+            thread::park();
         }
     }
 }
