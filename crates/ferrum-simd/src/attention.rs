@@ -9,7 +9,10 @@
 //! Queries of the heads that share a kv head are rows of one product: they share each read of K and V.
 
 mod contiguous;
+pub(crate) mod queries;
 mod softmax;
+
+pub(crate) use queries::Queries;
 
 pub use contiguous::{flash_attention, mla_attention};
 
@@ -85,19 +88,6 @@ impl KeyTile for Copied<'_> {
             self.values.stride,
         )
     }
-}
-
-/// One sequence's share of a call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queries {
-    /// Its first query token in the flat batch.
-    pub(crate) first_token: usize,
-    /// Its query tokens.
-    pub(crate) len: usize,
-    /// Key index of the first.
-    pub(crate) first_index: usize,
-    /// Its keys.
-    pub(crate) kv_len: usize,
 }
 
 /// A call: sizes, and where queries and results lie. Head `h` of token `t` begins at

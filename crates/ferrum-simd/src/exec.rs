@@ -1,9 +1,9 @@
 //! How ops run: the device's threads and level, and the scratch memory of a context.
 
-use super::attention::Queries;
+use super::attention::queries::Queries;
 use super::isa::Level;
 use super::memory::CpuBuffer;
-use super::packed_store::PackedStore;
+use super::store::PackedStore;
 use super::threads::Pool;
 use ferrum_types::Result;
 use std::ops::Range;

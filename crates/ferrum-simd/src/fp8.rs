@@ -6,53 +6,16 @@
 //! scales have done at load: they are `ABOVE` times as large, and NaN where one of their codes is.
 
 use super::exec::Exec;
-use super::gemm::lane::Single;
-use super::gemm::pack::{CpuWeight, Elements, Format};
+use super::gemm::e4m3::{ABOVE, SCALES, SEGMENT, panel_bytes};
+use super::gemm::pack::{CpuWeight, Elements};
 use super::gemm::tile::PANEL;
 use super::isa::{Kernel, Level};
 use super::panels::{LaneRows, PanelSource, Transposed, put_low_bytes, transpose};
 use super::simd::{LANES, Simd};
-use ferrum_quant::fp8_codec::e4m3_to_f32;
 use ferrum_quant::fp8_layer::Fp8Tensors;
 use ferrum_types::{Error, MatShape, Result, check::elements};
 
 const OP: &str = "load_layers";
-
-/// Steps that share the scales of their features.
-const SEGMENT: usize = 128;
-/// What scales are too large by: levels decode codes to as much less.
-const ABOVE: f32 = 256.0;
-/// Bytes of the scales of a segment.
-const SCALES: usize = 4 * PANEL;
-
-/// Segments of codes, each after its scales.
-#[derive(Clone, Copy)]
-pub(super) struct E4m3;
-
-/// Where in a panel the scales of step `k` and its codes lie.
-#[inline(always)]
-fn place(k: usize) -> (usize, usize) {
-    let segment = k / SEGMENT * (SCALES + SEGMENT * PANEL);
-    (segment, segment + SCALES + k % SEGMENT * PANEL)
-}
-
-impl Format for E4m3 {
-    type Lane = Single;
-
-    #[inline(always)]
-    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
-        let (scales, codes) = place(k);
-        let mut features = [s.zero(); 2];
-        for (i, features) in features.iter_mut().enumerate() {
-            // SAFETY: a segment has 32 scales, a step of it 32 codes.
-            unsafe {
-                let scale = s.load(panel.add(scales).cast::<f32>().add(i * LANES));
-                *features = s.mul(scale, s.load_small_e4m3(panel.add(codes + i * LANES)));
-            }
-        }
-        features
-    }
-}
 
 /// Whether scales are the same all along a segment.
 pub fn fits(layer: &Fp8Tensors<'_>) -> bool {
@@ -67,21 +30,6 @@ pub fn pack(exec: &Exec, layers: &[Fp8Tensors<'_>], cols: usize) -> Result<CpuWe
     let packing = Packing::new(layers, cols)?;
     let data = packing.packed(OP, exec)?;
     Ok(CpuWeight::of_panels(packing.shape, Elements::E4m3, data))
-}
-
-/// Feature `j` of a panel as f32.
-pub(super) fn read_row(panel: &[u8], j: usize, out: &mut [f32]) {
-    for (k, out) in out.iter_mut().enumerate() {
-        let (scales, codes) = place(k);
-        let scale = &panel[scales + 4 * j..][..4];
-        let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
-        *out = scale * (e4m3_to_f32(panel[codes + j]) / ABOVE);
-    }
-}
-
-/// Bytes of a panel with rows of `cols` numbers.
-pub(super) fn panel_bytes(cols: usize) -> usize {
-    cols.div_ceil(SEGMENT) * SCALES + cols * PANEL
 }
 
 /// Layers that are packed, one below the other.

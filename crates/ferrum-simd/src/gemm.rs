@@ -4,6 +4,8 @@
 //! of memory). Many rows are multiplied in blocks: eight panels become f32 (if it is not what products
 //! take already) in a buffer that fits the second-level cache, and every tile of rows passes over it.
 
+pub(crate) mod e4m3;
+mod format;
 pub(crate) mod lane;
 pub mod pack;
 pub(crate) mod tile;

@@ -47,4 +47,5 @@ pub mod peak;
 pub mod quant;
 pub mod simd;
 pub mod state;
+mod store;
 pub mod threads;

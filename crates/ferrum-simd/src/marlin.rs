@@ -4,10 +4,9 @@
 use super::exec::Exec;
 use super::fp8;
 use super::gemm::{self, pack::CpuWeight};
-use super::moe::Matrices;
 use super::panels::PanelSource;
 use super::quant::affine::{self, Layer, fits};
-use super::quant::pack::{self, PackedMatrix, is_packed};
+use super::quant::pack::{self, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use ferrum_quant::fp8_layer::Fp8Tensors;
 use ferrum_quant::weights::{GgufRows, QuantWeights};
@@ -16,7 +15,7 @@ use ferrum_types::{Error, Result, SrcDtype, WeightPart};
 const LOAD: &str = "load_layers";
 
 /// A part that is packed into panels.
-enum PackSource<'a> {
+pub(super) enum PackSource<'a> {
     Layer(Layer<'a>),
     Blocks(GgufRows<'a>),
     Float8(Fp8Tensors<'a>),
@@ -25,7 +24,7 @@ enum PackSource<'a> {
 }
 
 impl<'a> PackSource<'a> {
-    fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
+    pub(super) fn new(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
         match weights {
             QuantWeights::Gguf(part) => return Ok(PackSource::Blocks(*part)),
             QuantWeights::Fp8(layer) if fp8::fits(layer) => return Ok(PackSource::Float8(*layer)),
@@ -89,33 +88,6 @@ pub fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
         QuantWeights::Gguf(part) => is_packed(part.ty),
         layer => is_native_layer(layer),
     }
-}
-
-/// Experts that all stay as they are; `None` when one does not, or when integers and FP8 are mixed.
-pub(super) fn native_experts(
-    exec: &Exec,
-    experts: &[QuantWeights<'_>],
-    cols: usize,
-) -> Result<Option<Matrices>> {
-    let is_float8 = |weights: &QuantWeights<'_>| matches!(weights, QuantWeights::Fp8(_));
-    let float8s = experts.iter().filter(|weights| is_float8(weights)).count();
-    let mixed = float8s > 0 && float8s < experts.len();
-    if mixed || !experts.iter().all(is_native_expert) {
-        return Ok(None);
-    }
-    let (mut packed, mut float8) = (Vec::new(), Vec::new());
-    for expert in experts {
-        match PackSource::new(expert, cols)? {
-            PackSource::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
-            PackSource::Blocks(part) => packed.push(PackedMatrix::new(exec, &[part], cols)?),
-            PackSource::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
-            PackSource::Values(..) => return Ok(None),
-        }
-    }
-    Ok(Some(match float8s {
-        0 => Matrices::Packed(packed),
-        _ => Matrices::Dense(float8),
-    }))
 }
 
 /// Layers of any scheme, one below the other.

@@ -17,8 +17,10 @@ pub use routing::route;
 pub use sums::{Pairs, weighted_sum, weighted_sum_norm};
 
 use super::exec::Exec;
+use super::fp8;
 use super::gemm::pack::CpuWeight;
-use super::marlin::native_experts;
+use super::marlin::{PackSource, is_native_expert};
+use super::quant::affine::Layer;
 use super::quant::expand_stack;
 use super::quant::pack::{PackedMatrix, is_packed};
 use ferrum_quant::weights::{GgufRows, QuantWeights};
@@ -138,4 +140,31 @@ impl CpuExperts {
         let parts: Vec<_> = parts.collect();
         Self::dense(exec, &parts, shape)
     }
+}
+
+/// Experts that all stay as they are; `None` when one does not, or when integers and FP8 are mixed.
+fn native_experts(
+    exec: &Exec,
+    experts: &[QuantWeights<'_>],
+    cols: usize,
+) -> Result<Option<Matrices>> {
+    let is_float8 = |weights: &QuantWeights<'_>| matches!(weights, QuantWeights::Fp8(_));
+    let float8s = experts.iter().filter(|weights| is_float8(weights)).count();
+    let mixed = float8s > 0 && float8s < experts.len();
+    if mixed || !experts.iter().all(is_native_expert) {
+        return Ok(None);
+    }
+    let (mut packed, mut float8) = (Vec::new(), Vec::new());
+    for expert in experts {
+        match PackSource::new(expert, cols)? {
+            PackSource::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
+            PackSource::Blocks(part) => packed.push(PackedMatrix::new(exec, &[part], cols)?),
+            PackSource::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
+            PackSource::Values(..) => return Ok(None),
+        }
+    }
+    Ok(Some(match float8s {
+        0 => Matrices::Packed(packed),
+        _ => Matrices::Dense(float8),
+    }))
 }

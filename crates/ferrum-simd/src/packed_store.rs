@@ -1,4 +1,4 @@
-//! PackedMatrix weights that are kept between runs.
+//! Packed weights that are kept between runs.
 //!
 //! Packing reads every byte of a model once at load. The result depends on the source, the layout of
 //! panels and the level alone, so a [`PackedStore`] can keep it and give it back as mapped memory, which is
@@ -6,14 +6,16 @@
 //! outside data, so shapes, sizes and alignment are checked against each other before a kernel sees them;
 //! that the bytes are those that were packed is the store's to check.
 
+pub use super::store::{PackedEntry, PackedKey, PackedStore};
+
 use super::exec::Exec;
 use super::gemm::pack::{CpuWeight, Elements};
 use super::gemm::tile::PANEL;
 use super::isa::Level;
 use super::memory::SharedBytes;
 use super::moe::{CpuExperts, Matrices};
-use super::quant::affine::GroupForm;
 use super::quant::format::{CodeLayout, ScaleLayout, UNIT};
+use super::quant::groups::GroupForm;
 use super::quant::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, is_packed, panel_bytes};
 use super::quant::{CpuQuantWeight, Part};
 use ferrum_quant::compressed_tensors::PackedZeros;
@@ -30,29 +32,6 @@ const ALIGN: usize = 64;
 
 /// Bytes at both ends of a tensor that a key holds.
 const SAMPLE: usize = 64;
-
-/// Where packed weights are kept between runs.
-pub trait PackedStore: Send + Sync {
-    /// What was kept under `key`, in memory that begins at a multiple of 64.
-    fn get(&self, key: &PackedKey) -> Option<PackedEntry>;
-
-    /// Keeps what was packed, in this process or beyond it.
-    fn put(&self, key: PackedKey, entry: PackedEntry);
-}
-
-/// What a weight was packed from, as bytes: shapes, types, and the ends of each tensor. They tell the
-/// matrices of one model apart; that the model is the same is the store's to know.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PackedKey(Vec<u8>);
-
-/// A packed weight.
-#[derive(Clone, Debug)]
-pub struct PackedEntry {
-    /// Shapes and forms of its matrices.
-    pub description: Vec<u8>,
-    /// Their panels. To be kept one after the other, each at a multiple of 64; given back as one.
-    pub panels: Vec<SharedBytes>,
-}
 
 /// What packed weights depend on besides their source: the version of the layout, and what the level changes of it.
 pub fn layout(level: Level) -> String {

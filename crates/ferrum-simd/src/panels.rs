@@ -5,12 +5,14 @@
 //! every lane.
 
 use super::exec::Exec;
-use super::gemm::tile::PANEL;
 use super::isa::Level;
 use super::memory::{CpuBuffer, SharedMut};
 use super::simd::{LANES, Simd};
 use ferrum_types::{Result, check::elements};
 use std::marker::PhantomData;
+
+/// Columns of a panel of `B`.
+pub const PANEL: usize = 2 * LANES;
 
 /// Bytes of a vector.
 pub(crate) const VECTOR: usize = 4 * LANES;
@@ -208,13 +210,6 @@ pub(crate) fn put_low_bytes<S: Simd>(s: S, out: &mut [u8], at: usize, v: S::I) {
 #[inline(always)]
 pub(crate) fn field<S: Simd>(s: S, v: S::I, shift: usize, mask: i32) -> S::I {
     s.and_i(s.shr_i(v, shift), s.splat_i(mask))
-}
-
-/// Exchanges the bits of `a` that are `by` above those of `mask` with the bits `mask` of `b`.
-#[inline(always)]
-pub(crate) fn exchange<S: Simd>(s: S, a: S::I, b: S::I, by: usize, mask: i32) -> (S::I, S::I) {
-    let differ = s.and_i(s.xor_i(s.shr_i(a, by), b), s.splat_i(mask));
-    (s.xor_i(a, s.shl_i(differ, by)), s.xor_i(b, differ))
 }
 
 /// All bits of the first `count` lanes.

@@ -11,6 +11,7 @@ pub mod affine;
 mod blocks;
 mod codes;
 pub mod format;
+pub(crate) mod groups;
 pub mod pack;
 pub(crate) mod task;
 pub(crate) mod tile;

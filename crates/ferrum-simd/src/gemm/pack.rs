@@ -5,10 +5,11 @@
 //! high: a shift and a mask make two f32 vectors of one load. Where the processor has dot products of
 //! bf16, a lane is two inputs of one feature instead. The last panel is filled with zeros.
 
-use super::lane::{Lane, Pair, Single};
+use super::e4m3;
+pub(crate) use super::format::{Bf16, Bf16Pairs, F16, F32, Format};
+use super::lane::Lane;
 use super::tile::{Columns, MAX_ROWS, PANEL};
 use crate::exec::Exec;
-use crate::fp8;
 use crate::isa::{Kernel, Level};
 use crate::memory::{CpuBuffer, SharedBytes, SharedMut};
 use crate::panels::{
@@ -41,7 +42,7 @@ pub enum Elements {
     Bf16,
     /// bf16 for dot products: inputs of an even number, two to a lane.
     Bf16Pairs,
-    /// FP8 with scales: see [`fp8`].
+    /// FP8 with scales: see [`e4m3`].
     E4m3,
 }
 
@@ -53,7 +54,7 @@ macro_rules! with_format {
             F16: $crate::gemm::pack::F16,
             Bf16: $crate::gemm::pack::Bf16,
             Bf16Pairs: $crate::gemm::pack::Bf16Pairs,
-            E4m3: $crate::fp8::E4m3,
+            E4m3: $crate::gemm::e4m3::E4m3,
         })
     };
     (@ $elements:expr, $f:ident, $body:expr, { $($name:ident: $format:ty,)* }) => {
@@ -95,70 +96,8 @@ impl Elements {
         match self {
             Elements::F32 => cols * PANEL * 4,
             Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs => cols * PANEL * 2,
-            Elements::E4m3 => fp8::panel_bytes(cols),
+            Elements::E4m3 => e4m3::panel_bytes(cols),
         }
-    }
-}
-
-/// How a panel's elements are stored.
-pub(crate) trait Format: Copy + Send + Sync + 'static {
-    /// What a lane of a step holds.
-    type Lane: Lane;
-
-    /// The 32 features of step `k` of a panel.
-    ///
-    /// # Safety
-    /// `panel` is valid for reads of `k + 1` steps.
-    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2];
-}
-
-/// Panels of lanes.
-#[derive(Clone, Copy)]
-pub(crate) struct Lanes<L>(PhantomData<L>);
-/// f32 panels.
-pub(crate) type F32 = Lanes<Single>;
-/// bf16 panels for dot products.
-pub(crate) type Bf16Pairs = Lanes<Pair>;
-/// f16 panels.
-#[derive(Clone, Copy)]
-pub(crate) struct F16;
-/// bf16 panels.
-#[derive(Clone, Copy)]
-pub(crate) struct Bf16;
-
-impl<L: Lane> Format for Lanes<L> {
-    type Lane = L;
-
-    #[inline(always)]
-    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
-        // SAFETY: a step is 32 elements.
-        unsafe {
-            let p = panel.cast::<f32>().add(k * PANEL);
-            [s.load(p), s.load(p.add(LANES))]
-        }
-    }
-}
-
-impl Format for F16 {
-    type Lane = Single;
-
-    #[inline(always)]
-    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
-        // SAFETY: a step is 32 elements.
-        unsafe {
-            let p = panel.cast::<u16>().add(k * PANEL);
-            [s.load_f16(p), s.load_f16(p.add(LANES))]
-        }
-    }
-}
-
-impl Format for Bf16 {
-    type Lane = Single;
-
-    #[inline(always)]
-    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
-        // SAFETY: a step is 16 pairs.
-        unsafe { s.load_bf16_pairs(panel.cast::<u32>().add(k * LANES)) }
     }
 }
 
@@ -282,7 +221,7 @@ impl CpuWeight {
                 }
                 return;
             }
-            Elements::E4m3 => return fp8::read_row(panel, j, &mut out[..self.shape.cols]),
+            Elements::E4m3 => return e4m3::read_row(panel, j, &mut out[..self.shape.cols]),
         };
         let size = dtype.size();
         for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL * size)) {

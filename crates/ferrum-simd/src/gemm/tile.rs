@@ -11,8 +11,7 @@ use std::marker::PhantomData;
 
 /// Most rows of a tile at any level.
 pub(crate) const MAX_ROWS: usize = 12;
-/// Columns of a panel of `B`.
-pub const PANEL: usize = 2 * LANES;
+pub use crate::panels::PANEL;
 
 /// Runs `$body` with the constant `$mr` equal to `$rows` (1 to the most that level `$s` uses; nothing
 /// for 0). Rows that the level never uses make no code.

@@ -7,9 +7,9 @@
 
 use super::blocks::HalfBlock;
 use super::codes::{LaneCodes, Row, first_of_run, gathered};
-use super::format::{
-    BitPlanes, ByteCodes, CodeLayout, F16Scales, GroupScales, ScaleLayout, UNIT, block_bytes,
-};
+use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
+pub use super::groups::Layer;
+use super::groups::{GroupForm, LONG};
 use super::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, panel_bytes};
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
@@ -17,63 +17,10 @@ use crate::isa::{Kernel, Level};
 use crate::panels::{PanelSource, first_lanes};
 use crate::simd::{LANES, Simd};
 use ferrum_quant::affine::{GroupParams, PackedCodes, group_lengths, group_order};
-use ferrum_quant::unpack::CodeValues;
 use ferrum_types::{Error, MatShape, Result};
 use std::marker::PhantomData;
 
 const OP: &str = "load_layers";
-
-/// Units of a block whose group is at least as long.
-const LONG: usize = 4;
-
-/// Formats of a packed layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GroupForm {
-    /// Bits of a code: 2, 3, 4 or 8.
-    pub(crate) bits: u32,
-    /// Whether [`LONG`] units share a scale, or each has its own.
-    pub(crate) long: bool,
-    /// Whether zero points are kept, or all are the middle.
-    pub(crate) zeros: bool,
-}
-
-impl GroupForm {
-    /// The middle of the codes.
-    fn middle(self) -> u8 {
-        1 << (self.bits - 1)
-    }
-
-    /// What codes stand for, less the middle.
-    pub(crate) fn values(self) -> CodeValues {
-        match self.bits {
-            8 => CodeValues::Signed,
-            bits => CodeValues::Unsigned {
-                bits,
-                zero: self.middle().into(),
-            },
-        }
-    }
-
-    /// Runs `work` with these formats; `None` for bits that are not packed.
-    pub(crate) fn with<W: OnFormat>(self, work: W) -> Option<W::Output> {
-        Some(match (self.bits, self.long, self.zeros) {
-            // Rare enough not to have kernels without zero points.
-            (2, false, _) => work.run(BitPlanes::<2, 2>, GroupScales::<1, true>),
-            (2, true, _) => work.run(BitPlanes::<2, 2>, GroupScales::<LONG, true>),
-            (3, false, _) => work.run(BitPlanes::<3, 4>, GroupScales::<1, true>),
-            (3, true, _) => work.run(BitPlanes::<3, 4>, GroupScales::<LONG, true>),
-            (4, false, false) => work.run(BitPlanes::<4, 8>, F16Scales::<false>),
-            (4, false, true) => work.run(BitPlanes::<4, 8>, GroupScales::<1, true>),
-            (4, true, false) => work.run(BitPlanes::<4, 8>, GroupScales::<LONG, false>),
-            (4, true, true) => work.run(BitPlanes::<4, 8>, GroupScales::<LONG, true>),
-            (8, false, false) => work.run(ByteCodes, F16Scales::<false>),
-            (8, false, true) => work.run(ByteCodes, GroupScales::<1, true>),
-            (8, true, false) => work.run(ByteCodes, GroupScales::<LONG, false>),
-            (8, true, true) => work.run(ByteCodes, GroupScales::<LONG, true>),
-            _ => return None,
-        })
-    }
-}
 
 /// Whether layers of such groups are packed: units must not lie in two groups.
 pub(crate) fn fits(bits: u32, group_of_input: &[usize]) -> bool {
@@ -81,31 +28,7 @@ pub(crate) fn fits(bits: u32, group_of_input: &[usize]) -> bool {
     matches!(bits, 2 | 3 | 4 | 8) && group_lengths(group_of_input).iter().all(whole)
 }
 
-/// A layer that can be packed.
-pub struct Layer<'a> {
-    pub(crate) affine: GroupParams,
-    pub(crate) codes: PackedCodes<'a>,
-    form: GroupForm,
-    /// Input features in the order in which they are multiplied, where that is another than their own.
-    pub(crate) order: Option<Vec<u32>>,
-}
-
 impl<'a> Layer<'a> {
-    /// Its scales, zero points and groups.
-    pub fn affine(&self) -> &GroupParams {
-        &self.affine
-    }
-
-    /// Its codes.
-    pub fn codes(&self) -> &PackedCodes<'a> {
-        &self.codes
-    }
-
-    /// Input features in the order in which they are multiplied, where that is another than their own.
-    pub fn order(&self) -> Option<&[u32]> {
-        self.order.as_deref()
-    }
-
     /// Looks at a layer; `None` for one that `fits` not, or whose scales f16 cannot hold.
     pub fn new(affine: GroupParams, codes: PackedCodes<'a>) -> Option<Self> {
         // f32 scales of a file lose bits in f16; bf16 ones only below 2^-17, and there less than 2^-25.

@@ -8,8 +8,8 @@ use super::format::{
     BitPlanes, ByteCodes, CodeLayout, E8m0Scales, F16Scales, LookupCodes, STEPS, ScaleLayout,
     SuperBlockScales,
 };
-use crate::panels::{LaneRows, TAKEN, exchange, field};
-use crate::simd::Simd;
+use crate::panels::{LaneRows, TAKEN, field};
+use crate::simd::{Simd, exchange};
 use ferrum_types::GgufQuantType;
 use std::marker::PhantomData;
 

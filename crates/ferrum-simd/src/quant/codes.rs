@@ -1,9 +1,9 @@
 //! Codes of group schemes, of sixteen features at once: steps of panels from the words of a file.
 
-use super::affine::Layer;
 use super::format::{CodeLayout, STEPS, UNIT};
-use crate::panels::{LaneRows, exchange, field, put_low_bytes};
-use crate::simd::{LANES, Simd};
+use super::groups::Layer;
+use crate::panels::{LaneRows, field, put_low_bytes};
+use crate::simd::{LANES, Simd, exchange};
 use ferrum_quant::affine::PackedCodes;
 use ferrum_quant::awq::COLUMN_SHIFTS;
 

@@ -572,3 +572,12 @@ impl<const UNITS: usize, const ZERO: bool> ScaleLayout for GroupScales<UNITS, ZE
 pub const fn block_bytes<C: CodeLayout, F: ScaleLayout>() -> usize {
     F::BLOCK_HEADER_BYTES + F::UNITS * (F::UNIT_SCALE_BYTES + C::BYTES)
 }
+
+/// Work that is written once for every pair of formats.
+pub trait OnFormat {
+    /// What [`run`](Self::run) returns.
+    type Output;
+
+    /// Does the work.
+    fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, scales: F) -> Self::Output;
+}

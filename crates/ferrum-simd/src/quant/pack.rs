@@ -1,8 +1,9 @@
 //! ggml blocks into panels, once, at load.
 
-use super::affine::GroupForm;
 use super::blocks::{Blocks, HalfBlock, OnBlocks, with_blocks};
+pub use super::format::OnFormat;
 use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
+use super::groups::GroupForm;
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
 use crate::isa::{ByteKernel, Kernel, Level};
@@ -65,15 +66,6 @@ impl ByteKernel for Flip {
     fn run<S: ByteProducts>(self, _: S) -> u8 {
         S::WIDE_FLIP
     }
-}
-
-/// Work that is written once for every pair of formats.
-pub trait OnFormat {
-    /// What [`run`](Self::run) returns.
-    type Output;
-
-    /// Does the work.
-    fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, scales: F) -> Self::Output;
 }
 
 /// Whether weights of this type are packed here, and not expanded.

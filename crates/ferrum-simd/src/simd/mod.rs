@@ -16,7 +16,6 @@ pub mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod sse2;
 
-use super::panels::exchange;
 use half::f16;
 
 /// Lanes of a vector, at every level.
@@ -311,4 +310,11 @@ pub trait ByteProducts: Simd {
     /// which is -128. `w` is given with [`WIDE_FLIP`](Self::WIDE_FLIP) applied; where that is not 0,
     /// `total` grows by 128 times the sum of `x`'s bytes.
     fn wide(self, total: Self::I, w: Self::I, x: i32) -> Self::I;
+}
+
+/// Exchanges the bits of `a` that are `by` above those of `mask` with the bits `mask` of `b`.
+#[inline(always)]
+pub(crate) fn exchange<S: Simd>(s: S, a: S::I, b: S::I, by: usize, mask: i32) -> (S::I, S::I) {
+    let differ = s.and_i(s.xor_i(s.shr_i(a, by), b), s.splat_i(mask));
+    (s.xor_i(a, s.shl_i(differ, by)), s.xor_i(b, differ))
 }
