@@ -4,10 +4,25 @@
 //! brings. A batch is made to be cleared and filled again: a steady decode step allocates nothing.
 
 use crate::cache::{CacheGroup, StateSlots};
-use crate::images::ImageRows;
 use ferrum_kernels::SampleBatch;
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot, TokenId};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// The rows of an image in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageRows {
+    /// Which sequence of the step it is in.
+    pub seq: usize,
+    /// Rows of the step.
+    pub rows: Range<usize>,
+    /// Keys that each of them sees: all up to the image's end.
+    pub keys: usize,
+    /// `[tokens, hidden]`, of the whole image.
+    pub embeddings: Arc<[f32]>,
+    /// Tokens of the image before these rows.
+    pub skipped: usize,
+}
 
 /// Which of a sequence's tokens in a step want logits, or hidden states in their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //! given back. So layers are grouped by their window: those that see everything keep all blocks of a sequence,
 //! those with a window of `w` tokens only the blocks of the last `w`.
 
-use crate::runner::{KvLayout, RunnerConfig};
+use crate::runner::config::{KvLayout, RunnerConfig};
 use crate::spec::{CacheSpec, DecoderSpec, LayerSpec};
 use ferrum_kernels::PagedKvShape;
 

@@ -5,6 +5,7 @@
 //! of images are attended once more, as sequences of their own that end with their image and have no mask. Other rows are as
 //! in any step, and a step without images has nothing to do with all this.
 
+pub use crate::batch::ImageRows;
 use crate::batch::StepBatch;
 use crate::cache::CacheGroup;
 use crate::spec::{AttentionSpec, DecoderSpec};
@@ -38,21 +39,6 @@ impl ImageSpan {
 pub fn image_cut_by(images: &[ImageSpan], end: usize) -> Option<Range<usize>> {
     let mut positions = images.iter().map(ImageSpan::positions);
     positions.find(|image| image.start < end && end < image.end)
-}
-
-/// The rows of an image in a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ImageRows {
-    /// Which sequence of the step it is in.
-    pub seq: usize,
-    /// Rows of the step.
-    pub rows: Range<usize>,
-    /// Keys that each of them sees: all up to the image's end.
-    pub keys: usize,
-    /// `[tokens, hidden]`, of the whole image.
-    pub embeddings: Arc<[f32]>,
-    /// Tokens of the image before these rows.
-    pub skipped: usize,
 }
 
 impl StepBatch {

@@ -25,11 +25,13 @@ mod layer;
 mod linear;
 mod load;
 mod lora;
+mod model;
 mod named;
 mod plan;
 mod pooling;
 mod pre_norm;
 mod profile;
+mod progress;
 pub mod quantize;
 mod readback;
 mod rope;
@@ -63,13 +65,13 @@ pub use inventory::{
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};
-pub use load::{
-    LoadProgress, Model, load_rank_weights, load_stage_weights, load_weights, read_model,
-};
+pub use load::{load_rank_weights, load_stage_weights, load_weights};
 pub use lora::{AdapterLoader, LoadedAdapter};
+pub use model::{Model, read_model};
 pub use named::WeightDtype;
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use pooling::Pooling;
+pub use progress::LoadProgress;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{

@@ -1,4 +1,4 @@
-//! From a model file to a spec, and from its tensors to weights on a device.
+//! From the tensors of a model file to weights on a device.
 //!
 //! Each tensor's bytes go from the mapped file to the device once. Shapes are checked against the spec
 //! before anything is allocated for them. A rank of a group loads its slices by the same functions; alone, a slice is
@@ -6,13 +6,9 @@
 
 mod attention;
 
-use crate::clip::is_clip;
-use crate::encoder::is_encoder;
 use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, RowParallelExperts};
-use crate::families::{self, Family};
 use crate::inventory::{
     DecoderTensor, Projection, RankShard, ShardAxis, Stage, TensorId, TensorRole, TensorShape,
-    WeightNames,
 };
 use crate::layer::{
     AttentionWeights, ExpertNorms, FeedForwardWeights, LayerWeights, MlpWeights, MoeWeights, Norm,
@@ -22,117 +18,16 @@ use crate::linear::{
     Embedding, Linear, LogitLinear, MatrixLinear, RankIndex, RowParallelLinear,
     VocabParallelEmbedding, VocabParallelLinear,
 };
+use crate::model::Model;
+use crate::progress::LoadProgress;
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
-use crate::spec::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec,
-};
+use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec};
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};
 use crate::weights::{Prepared, WeightForm, no_experts};
-use crate::whisper::is_whisper;
-use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
-use ferrum_types::{Dtype, Error, Result, SrcDtype};
+use ferrum_types::{Error, Result, SrcDtype};
 use std::marker::PhantomData;
 use std::sync::Arc;
-
-/// A model file that has been understood: what it is, and where its weights are.
-pub struct Model {
-    /// The opened file or folder.
-    pub source: ModelSource,
-    /// Its family.
-    pub family: &'static Family,
-    /// What the forward path needs to know of it.
-    pub spec: DecoderSpec,
-    pub(crate) names: &'static WeightNames,
-}
-
-/// Called as weights arrive, with bytes of the file done and in all.
-pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
-
-/// Finds the family of an opened file and reads its spec.
-///
-/// # Errors
-/// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
-pub fn read_model(source: ModelSource) -> Result<Model> {
-    let other = match &source {
-        _ if is_encoder(&source) => Some(("a text encoder", "ferrum embed and ferrum rerank run")),
-        _ if is_whisper(&source) => Some(("a speech recogniser", "ferrum transcribe runs")),
-        _ if is_clip(&source) => Some(("an image and text encoder", "ferrum classify runs")),
-        _ => None,
-    };
-    if let Some((what, command)) = other {
-        let (path, field, found) = match &source {
-            ModelSource::Hf(folder) => {
-                let found = folder.config.architectures()?.join(", ");
-                (folder.config.path(), "architectures", found)
-            }
-            ModelSource::Gguf(gguf) => {
-                let found = gguf.architecture()?.to_owned();
-                (gguf.path(), "general.architecture", found)
-            }
-        };
-        return Err(Error::Model(format!(
-            "{}: field \"{field}\": \"{found}\" is {what}, not a model that generates text\nhint: {command} it",
-            path.display()
-        )));
-    }
-    let (family, spec, names) = families::read_spec(&source)?;
-    spec.validate().map_err(|reason| {
-        let path = match &source {
-            ModelSource::Gguf(gguf) => gguf.path(),
-            ModelSource::Hf(folder) => folder.config.path(),
-        };
-        Error::Model(format!("{}: {reason}", path.display()))
-    })?;
-    Ok(Model {
-        source,
-        family,
-        spec,
-        names,
-    })
-}
-
-fn tensors_of(source: &ModelSource) -> &dyn TensorSource {
-    match source {
-        ModelSource::Gguf(gguf) => gguf,
-        ModelSource::Hf(folder) => &folder.tensors,
-    }
-}
-
-impl Model {
-    /// The tensors of the file.
-    pub fn tensors(&self) -> &dyn TensorSource {
-        tensors_of(&self.source)
-    }
-
-    /// Whether quantised weights are worth keeping: expanded to f32, the weights would not stay in the
-    /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
-    pub fn keeps_blocks(&self) -> bool {
-        const CACHES: u64 = 64 << 20;
-        4 * self.spec.parameters() > CACHES
-    }
-
-    /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
-    pub fn is_f32(&self) -> bool {
-        self.tensors()
-            .infos()
-            .filter(|info| info.shape.len() > 1)
-            .all(|info| info.dtype == TensorDtype::Plain(Dtype::F32))
-    }
-
-    /// Whether most weights are stored in bf16.
-    pub fn is_bf16(&self) -> bool {
-        let (mut bf16, mut all) = (0, 0);
-        for info in self.tensors().infos() {
-            let size = info.shape.iter().product::<usize>();
-            all += size;
-            if info.dtype == TensorDtype::Plain(Dtype::BF16) {
-                bf16 += size;
-            }
-        }
-        2 * bf16 > all
-    }
-}
 
 /// Loads all weights of a model in the form `W`.
 ///

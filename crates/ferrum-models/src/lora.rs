@@ -18,7 +18,7 @@ use crate::families::{self, GGUF_NAMES, HF_NAMES};
 use crate::inventory::{
     DecoderTensor, Projection, RankShard, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
 };
-use crate::layer::scratch_widths;
+use crate::layer::widths::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, RankIndex, RowParallelLinear};
 use crate::rope::{halved_row, paired_row};
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};

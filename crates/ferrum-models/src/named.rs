@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::linear::MatrixLinear;
-use crate::load::LoadProgress;
+use crate::progress::LoadProgress;
 use crate::stored::{require, to_f32};
 use crate::weights::{Prepared, WeightForm};
 use ferrum_formats::{HfFolder, ModelSource, TensorSource};

@@ -7,7 +7,7 @@ use crate::cache::LayerCache;
 use crate::experts::{ExpertSource, MoeWidths};
 use crate::inventory::{DecoderTensor, RankShard, Stage, TensorRole, TensorShape};
 use crate::layer::{MlaWidths, gate_widths, scratch_widths};
-use crate::load::Model;
+use crate::model::Model;
 use crate::runner::RunnerConfig;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec, PerLayerSpec};
 use crate::stored::Stored;

@@ -1,7 +1,8 @@
 //! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
 mod caches;
-mod config;
+pub(crate) mod config;
+mod floats;
 mod graphs;
 mod head;
 mod read;

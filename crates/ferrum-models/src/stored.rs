@@ -7,7 +7,7 @@ use crate::inventory::{
     DecoderTensor, RankShard, RowRuns, ShardAxis, ShardBoundaries, ShardUnit, StackLayout,
     TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
 };
-use crate::load::Model;
+use crate::model::Model;
 use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};

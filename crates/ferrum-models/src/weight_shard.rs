@@ -610,7 +610,7 @@ fn lcm(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
     use crate::inventory::TensorShape;
-    use crate::load::{Model, read_model};
+    use crate::model::{Model, read_model};
     use crate::stored::Stored;
     use ferrum_formats::ModelSource;
     use std::path::Path;

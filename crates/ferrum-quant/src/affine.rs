@@ -5,11 +5,13 @@
 //! backend repacks from this; how a scheme lies in a file is known to [`gptq`](crate::gptq),
 //! [`awq`](crate::awq) and [`compressed`](crate::compressed_tensors), which give [`PackedCodes`].
 
-use crate::awq::COLUMN_SHIFTS;
 use crate::error::Result;
 use crate::packed_matrix::Matrix;
 use ferrum_types::SrcDtype;
 use half::{bf16, f16};
+
+/// The bit at which each of the eight columns of a word of AWQ starts.
+pub const COLUMN_SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// A layer but for its codes.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@
 //! points (stored as meant) are packed alike, i32 `[groups, out/8]`; `scales` is f16
 //! `[groups, out]`.
 
-use crate::affine::{GroupParams, PackedCodes};
+use crate::affine::{COLUMN_SHIFTS, GroupParams, PackedCodes};
 use crate::error::Result;
 use crate::packed_matrix::{Groups, Matrix, TILE_ROWS, half_floats};
 
@@ -17,9 +17,6 @@ const FORMAT: &str = "awq";
 
 /// The column, of the eight that share a word, that each nibble holds, lowest nibble first.
 pub const NIBBLE_COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-
-/// The bit at which each of the eight columns of a word starts: [`NIBBLE_COLUMNS`] turned round.
-pub const COLUMN_SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// An AWQ linear layer as it lies in a checkpoint: little-endian bytes of any alignment.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ mod gguf_type;
 mod ids;
 mod kv;
 mod shapes;
+mod size;
 mod weight_part;
 
 pub use dtype::{Dtype, SrcDtype};

@@ -1,6 +1,6 @@
 //! Dense weights as they lie in a file.
 
-use crate::check::{elements, require};
+use crate::size::{elements, require};
 use crate::{Error, Result, SrcDtype};
 
 /// Rows of a dense weight as they lie in a file.

@@ -2,9 +2,9 @@
 
 use super::config::{ClipKind, ClipModel, ClipSpec, ImageSpec};
 use crate::linear::{Embedding, Linear, MatrixLinear};
-use crate::load::LoadProgress;
 use crate::named::{Bias, LayerNorm, NamedLoader};
 use crate::pre_norm::{PreNormLayer, PreNormMlp, PreNormNames, PreNormSpec};
+use crate::progress::LoadProgress;
 use crate::weights::{Expanded, WeightForm};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;

@@ -20,7 +20,8 @@ use crate::layer::{
     MlpWeights,
 };
 use crate::linear::{Embedding, LogitLinear};
-use crate::load::{Model, load_embedding};
+use crate::load::load_embedding;
+use crate::model::Model;
 use crate::named::{Bias, NamedLoader, WeightDtype};
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, MlpSpec, QkNormSpec};

@@ -20,7 +20,7 @@ pub use mtp::read_mtp;
 
 use crate::batch::TapPoint;
 use crate::layer::Norm;
-use crate::load::Model;
+use crate::model::Model;
 use crate::named::NamedLoader;
 use crate::runner::{DecoderWeights, SharedTables};
 use crate::spec::DecoderSpec;

@@ -2,8 +2,8 @@
 
 use super::config::{EncoderModel, EncoderNames, EncoderSpec};
 use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights};
-use crate::load::LoadProgress;
 use crate::named::{Bias, NamedLoader};
+use crate::progress::LoadProgress;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
 use ferrum_types::Result;

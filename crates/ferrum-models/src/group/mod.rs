@@ -9,8 +9,10 @@ mod message;
 
 use crate::batch::StepBatch;
 use crate::cache::{CacheGroup, StateSlots};
-use crate::load::{LoadProgress, Model, load_rank_weights};
+use crate::load::load_rank_weights;
 use crate::lora::{AdapterLoader, LoadedAdapter};
+use crate::model::Model;
+use crate::progress::LoadProgress;
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::runner::{ModelRunner, RunnerConfig};
 use crate::spec::DecoderSpec;
@@ -426,7 +428,7 @@ fn or_abort<T>(end: &GroupHandle, result: Result<T>) -> Result<T> {
 mod tests {
     use super::*;
     use crate::batch::{LogitRows, SeqStep};
-    use crate::load::read_model;
+    use crate::model::read_model;
     use crate::weights::Expanded;
     use ferrum_formats::ModelSource;
     use ferrum_kernels::KvF32;

@@ -13,6 +13,7 @@ mod norm;
 mod per_layer;
 mod scratch;
 mod short_conv;
+pub(crate) mod widths;
 
 pub(crate) use attention::{GqaWeights, HeadLayerNorm};
 pub(crate) use draft_input::{DraftBuffers, DraftInput, DraftJoin, draft_input};
@@ -23,8 +24,9 @@ pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};
 pub(crate) use norm::Norm;
 pub(crate) use per_layer::{PerLayerTables, PerLayerWeights, per_layer_inputs};
-pub(crate) use scratch::{Scratch, scratch_widths};
+pub(crate) use scratch::Scratch;
 pub(crate) use short_conv::ShortConvWeights;
+pub(crate) use widths::scratch_widths;
 
 use crate::images::StepImages;
 use crate::lora::Adapters;

@@ -4,15 +4,16 @@
 //! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
-use super::stage::{StageRunner, Staging, room};
+use super::floats::{begin_floats, finish_floats, read_floats};
+use super::stage::{StageRunner, Staging};
 use super::taps::PendingTap;
 use crate::batch::StepBatch;
 use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    BackendKvDtype, BatchInvariance, DeviceBuffer, DeviceSampling, HostBuffer, KvDtypeKind,
-    LlmBackend, Logits, Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowSampling, RowShape,
-    SampleBatch, SampleShape, Sampled,
+    BackendKvDtype, BatchInvariance, DeviceBuffer, DeviceSampling, KvDtypeKind, LlmBackend, Logits,
+    Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowSampling, RowShape, SampleBatch, SampleShape,
+    Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
 
@@ -416,53 +417,4 @@ pub(super) fn is_sampled(wanted: &Readback) -> bool {
 
 pub(super) fn is_logits(wanted: &Readback) -> bool {
     *wanted == Readback::Logits
-}
-
-/// Reads as many floats of a buffer as `out` has, from an offset on.
-pub(super) fn read_floats<B: LlmBackend, T: FloatElement>(
-    ctx: &mut B::Context,
-    (from, first): (&B::Buffer<T>, usize),
-    staging: &mut HostBuffer<T>,
-    out: &mut [f32],
-) -> Result<()> {
-    if out.is_empty() {
-        return Ok(());
-    }
-    let staging = room(B::device(ctx), staging, out.len())?;
-    B::read(ctx, from, first, staging)?;
-    widen(staging, out);
-    Ok(())
-}
-
-/// [`read_floats`] that goes on while the device computes, if there is anything to read.
-pub(super) fn begin_floats<B: LlmBackend, T: FloatElement>(
-    ctx: &mut B::Context,
-    (from, first): (&B::Buffer<T>, usize),
-    len: usize,
-) -> Result<Option<PendingRead<T>>> {
-    match len {
-        0 => Ok(None),
-        len => B::begin_read(ctx, from, first, len).map(Some),
-    }
-}
-
-pub(super) fn finish_floats<B: LlmBackend, T: FloatElement>(
-    device: &B,
-    read: Option<PendingRead<T>>,
-    staging: &mut HostBuffer<T>,
-    out: &mut [f32],
-) -> Result<()> {
-    let Some(read) = read else {
-        return Ok(());
-    };
-    let staging = room(device, staging, out.len())?;
-    read.finish(staging)?;
-    widen(staging, out);
-    Ok(())
-}
-
-fn widen<T: FloatElement>(from: &[T], to: &mut [f32]) {
-    for (to, x) in to.iter_mut().zip(from) {
-        *to = x.to_f32();
-    }
 }

@@ -5,8 +5,8 @@
 
 use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
+use super::floats::{read_floats, room};
 use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
-use super::read::read_floats;
 use super::taps::Taps;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
@@ -26,7 +26,7 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, BatchShape, DeviceBatch, HostBuffer, KvCache, KvDtypeKind, LlmBackend,
     PagedKvShape, RowShape, Span,
 };
-use ferrum_types::{AdapterId, BlockId, Element, Error, FloatElement, Result, StateSlot};
+use ferrum_types::{AdapterId, BlockId, Error, FloatElement, Result, StateSlot};
 
 /// What a step records behind the layers.
 pub(super) type StageEnd<'a, B> = dyn FnMut(
@@ -84,18 +84,6 @@ pub(super) struct Staging<B: LlmBackend> {
     pub(super) activations: HostBuffer<B::Act>,
     pub(super) residual: HostBuffer<B::Residual>,
     pub(super) logits: HostBuffer<B::Logit>,
-}
-
-/// The first `len` elements of a buffer, which is made anew where it has fewer.
-pub(super) fn room<'a, B: LlmBackend, T: Element>(
-    device: &B,
-    buffer: &'a mut HostBuffer<T>,
-    len: usize,
-) -> Result<&'a mut [T]> {
-    if buffer.len() < len {
-        *buffer = device.host_buffer(len)?;
-    }
-    Ok(&mut buffer[..len])
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {

@@ -1,7 +1,7 @@
 //! Hidden states that a step gives beside logits: at which places of the forward path, of which rows, and their way to the
 //! host. A step that wants none has none of it.
 
-use super::read::{begin_floats, finish_floats, read_floats};
+use super::floats::{begin_floats, finish_floats, read_floats};
 use super::upload::PackedStep;
 use crate::batch::{StepBatch, TapPoint};
 use crate::profile::Profiler;

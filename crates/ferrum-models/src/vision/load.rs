@@ -3,9 +3,9 @@
 use super::config::{VisionModel, VisionSpec};
 use crate::clip::{layers, map, stem};
 use crate::linear::{Embedding, Linear};
-use crate::load::LoadProgress;
 use crate::named::{LayerNorm, NamedLoader, WeightDtype};
 use crate::pre_norm::PreNormLayer;
+use crate::progress::LoadProgress;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
 use ferrum_types::Result;

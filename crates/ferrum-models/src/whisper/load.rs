@@ -3,9 +3,9 @@
 use super::config::WhisperModel;
 use super::forward::{Conv, CrossLayer, WhisperWeights};
 use crate::linear::MatrixLinear;
-use crate::load::LoadProgress;
 use crate::named::{Bias, NamedLoader};
 use crate::pre_norm::{PreNormLayer, PreNormNames};
+use crate::progress::LoadProgress;
 use crate::weights::WeightForm;
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;

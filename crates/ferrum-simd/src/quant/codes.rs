@@ -4,8 +4,7 @@ use super::format::{CodeLayout, STEPS, UNIT};
 use super::groups::Layer;
 use crate::panels::{LaneRows, field, put_low_bytes};
 use crate::simd::{LANES, Simd, exchange};
-use ferrum_quant::affine::PackedCodes;
-use ferrum_quant::awq::COLUMN_SHIFTS;
+use ferrum_quant::affine::{COLUMN_SHIFTS, PackedCodes};
 
 /// A layer, and one of its rows.
 pub(super) type Row<'a> = Option<(&'a Layer<'a>, usize)>;

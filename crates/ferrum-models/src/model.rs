@@ -1,0 +1,106 @@
+//! An opened model file with its family, spec and tensor names.
+
+use crate::clip::is_clip;
+use crate::encoder::is_encoder;
+use crate::families::{self, Family};
+use crate::inventory::WeightNames;
+use crate::spec::DecoderSpec;
+use crate::whisper::is_whisper;
+use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
+use ferrum_types::{Dtype, Error, Result};
+
+/// An opened model file with its family, spec and tensor names.
+pub struct Model {
+    /// The opened file or folder.
+    pub source: ModelSource,
+    /// Its family.
+    pub family: &'static Family,
+    /// What the forward path needs to know of it.
+    pub spec: DecoderSpec,
+    pub(crate) names: &'static WeightNames,
+}
+
+/// Finds the family of an opened file and reads its spec.
+///
+/// # Errors
+/// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
+pub fn read_model(source: ModelSource) -> Result<Model> {
+    let other = match &source {
+        _ if is_encoder(&source) => Some(("a text encoder", "ferrum embed and ferrum rerank run")),
+        _ if is_whisper(&source) => Some(("a speech recogniser", "ferrum transcribe runs")),
+        _ if is_clip(&source) => Some(("an image and text encoder", "ferrum classify runs")),
+        _ => None,
+    };
+    if let Some((what, command)) = other {
+        let (path, field, found) = match &source {
+            ModelSource::Hf(folder) => {
+                let found = folder.config.architectures()?.join(", ");
+                (folder.config.path(), "architectures", found)
+            }
+            ModelSource::Gguf(gguf) => {
+                let found = gguf.architecture()?.to_owned();
+                (gguf.path(), "general.architecture", found)
+            }
+        };
+        return Err(Error::Model(format!(
+            "{}: field \"{field}\": \"{found}\" is {what}, not a model that generates text\nhint: {command} it",
+            path.display()
+        )));
+    }
+    let (family, spec, names) = families::read_spec(&source)?;
+    spec.validate().map_err(|reason| {
+        let path = match &source {
+            ModelSource::Gguf(gguf) => gguf.path(),
+            ModelSource::Hf(folder) => folder.config.path(),
+        };
+        Error::Model(format!("{}: {reason}", path.display()))
+    })?;
+    Ok(Model {
+        source,
+        family,
+        spec,
+        names,
+    })
+}
+
+fn tensors_of(source: &ModelSource) -> &dyn TensorSource {
+    match source {
+        ModelSource::Gguf(gguf) => gguf,
+        ModelSource::Hf(folder) => &folder.tensors,
+    }
+}
+
+impl Model {
+    /// The tensors of the file.
+    pub fn tensors(&self) -> &dyn TensorSource {
+        tensors_of(&self.source)
+    }
+
+    /// Whether quantised weights are worth keeping: expanded to f32, the weights would not stay in the
+    /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
+    pub fn keeps_blocks(&self) -> bool {
+        const CACHES: u64 = 64 << 20;
+        4 * self.spec.parameters() > CACHES
+    }
+
+    /// Whether every matrix is stored in f32, so that a cache of less would be the only rounding.
+    pub fn is_f32(&self) -> bool {
+        self.tensors()
+            .infos()
+            .filter(|info| info.shape.len() > 1)
+            .all(|info| info.dtype == TensorDtype::Plain(Dtype::F32))
+    }
+
+    /// Whether most weights are stored in bf16.
+    pub fn is_bf16(&self) -> bool {
+        let (mut bf16, mut all) = (0, 0);
+        for info in self.tensors().infos() {
+            let size = info.shape.iter().product::<usize>();
+            all += size;
+            if info.dtype == TensorDtype::Plain(Dtype::BF16) {
+                bf16 += size;
+            }
+        }
+        2 * bf16 > all
+    }
+}
