@@ -65,7 +65,7 @@ fn each_request_is_one_line_of_json() {
     let nowhere = server.ask("GET /zebra?zebra HTTP/1.1\r\nX-Request-Id: not sane", "");
     let fresh = header(&nowhere).unwrap();
     assert!(fresh.starts_with("req_"), "{nowhere}");
-    // Somebody who has seen enough.
+    // A client that disconnects early.
     let endless =
         r#"{"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": true, "stream": true}"#;
     let mut stream = server.send(&post("/v1/completions", "cancelled-1"), endless);

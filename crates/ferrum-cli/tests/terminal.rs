@@ -1,4 +1,4 @@
-//! The chat session as somebody at a terminal meets it: typed keys in, a screen out.
+//! The chat session on a terminal: typed keys in, a screen out.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -129,7 +129,7 @@ fn a_chat_remembers_lines_and_ends_with_ctrl_d() {
     terminal.wait_for("prompt", asks);
     terminal.keys(&["What is 7 plus 5?", "Enter"]);
     let screen = terminal.wait_for("answer", |screen| screen.contains("12") && asks(screen));
-    // Nobody has asked how fast it was.
+    // Without --verbose, there are no speed figures.
     assert!(!screen.contains("tokens/s"), "{screen}");
     // The line before comes back, and can be edited.
     terminal.keys(&["Up"]);

@@ -66,7 +66,7 @@ pub enum ClientError {
         file: String,
         /// What does not agree.
         what: &'static str,
-        /// What came.
+        /// What was received.
         found: String,
         /// What was promised.
         expected: String,

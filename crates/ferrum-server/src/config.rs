@@ -21,8 +21,7 @@ pub struct ServerConfig {
     pub tls: Option<Tls>,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpEndpoint>,
-    /// Further names of models: the alias, and the name of the model. Whoever sets them checks that the models
-    /// are there.
+    /// Further names of models: the alias, and the name of the model. The caller checks that the models exist.
     pub aliases: Vec<(String, String)>,
     /// Whether a request for a name that nothing has is answered by the first model.
     pub any_model_name: bool,

@@ -134,7 +134,7 @@ impl ApiError {
     }
 
     /// 503 about a model for which no other could be unloaded in time.
-    pub(crate) fn no_place(model: &str) -> Self {
+    pub(crate) fn no_capacity(model: &str) -> Self {
         let message =
             format!("the model {model:?} is not loaded, and all that are loaded are busy");
         Self::unavailable(message).coded(NO_PLACE)

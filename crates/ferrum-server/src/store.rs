@@ -1,7 +1,7 @@
 //! Responses that are kept for a while, so that a later request can go on from one.
 //!
 //! In memory, and as JSON text, whose length says honestly how much they take: the oldest make room for
-//! new ones. Whoever knows the name of a response may read it, as with OpenAI; names cannot be guessed.
+//! new ones. Any client that knows the id of a response may read it, as with OpenAI; ids are random.
 
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};

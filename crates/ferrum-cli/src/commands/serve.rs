@@ -156,7 +156,7 @@ fn keys_of(path: &Path) -> Outcome<Vec<ApiKey>> {
     });
     let keys = keys.collect::<Outcome<Vec<_>>>()?;
     if keys.is_empty() {
-        // Serving everybody is not what somebody wants who names a file of keys.
+        // A file of keys without keys must not open the server to everybody.
         let message = format!("{}: there is no key in it", path.display());
         return Err(Failure::new(message));
     }

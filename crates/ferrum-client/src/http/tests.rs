@@ -263,7 +263,7 @@ fn certificates_are_checked() {
     let url = format!("https://{address}/");
     let client = trusting(certificate, Proxy::default());
     assert_eq!(get(&client, &url).unwrap(), "hello");
-    // Nobody vouches for it, or it is for another host.
+    // Without a trusted issuer, or for another host.
     let strangers = Client::new(patient(), Proxy::default());
     let elsewhere = format!("https://localhost:{}/", address.port());
     for (client, url) in [(&strangers, &url), (&client, &elsewhere)] {

@@ -18,7 +18,7 @@ const MAX_SMALL: u64 = 512 << 20;
 /// Most bytes of a file of weights; the largest there are have some tens of gigabytes.
 const MAX_LARGE: u64 = 4 << 40;
 
-/// How often a lock is tried that somebody else has.
+/// How often a lock is tried that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// Bytes that are read at once of what an earlier download has left.

@@ -3,7 +3,7 @@
 use crate::{ClientError, Result};
 use std::time::Duration;
 
-/// Longest time that a server can make somebody wait.
+/// Longest wait that a server can ask for.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// How often, and after how long, a request is repeated that may yet succeed.

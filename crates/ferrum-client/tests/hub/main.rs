@@ -557,7 +557,7 @@ fn hostile_heads_are_refused() {
         assert!(error.contains(words), "{words}: {error}");
         assert_eq!(setup.find("org/gguf", "main"), None);
     }
-    // A mirror may have names that say nothing about the contents; somebody should know.
+    // A mirror may have names that say nothing about the contents; a note says so.
     let mut setup = Setup::new();
     setup
         .hub

@@ -32,7 +32,7 @@ pub(crate) struct App {
     bodies: BodyBudget,
     parse_threads: ParseThreads,
     pub(crate) page: Page,
-    /// Takes traces, if somebody wants them.
+    /// Exports traces, if there is a collector.
     pub(crate) exporter: Option<Exporter>,
     pub(crate) responses: ResponseStore,
 }

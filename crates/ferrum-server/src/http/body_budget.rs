@@ -35,7 +35,7 @@ pub(crate) struct BodyBudget {
     budget: u32,
     /// A permit for each step of bytes.
     bytes: Arc<Semaphore>,
-    /// A permit for each step of what values take. Whoever has some never waits for bytes.
+    /// A permit for each step of memory for values. A body with such permits never waits for bytes.
     values: Arc<Semaphore>,
 }
 
@@ -61,7 +61,7 @@ impl BodyBudget {
         let (mut length, mut values) = (0, 0);
         let (mut patience, mut refusal) = (PATIENCE, None);
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            // Nobody is there to read what is said of a connection that broke.
+            // The connection is broken, so no client reads this error.
             let frame = frame.map_err(|_| ApiError::too_large(self.most))?;
             let Ok(data) = frame.into_data() else {
                 continue;
@@ -110,7 +110,7 @@ impl BodyBudget {
 
 /// Values of JSON that a text has, or a few more.
 fn count_values(text: &[u8]) -> usize {
-    // Short stretches with a sum of a byte become vector instructions.
+    // Sums of one byte over short chunks compile to vector instructions.
     let stretches = text.chunks(128).map(|stretch| {
         let before = |byte: &u8| u8::from(matches!(byte, b',' | b':' | b'[' | b'{'));
         usize::from(stretch.iter().map(before).sum::<u8>())

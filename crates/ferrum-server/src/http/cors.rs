@@ -12,7 +12,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-/// How long a browser may go by an answer to its question.
+/// How long a browser may cache the answer to a preflight.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// A site, as browsers write it: `https://chat.example.org`. `*` is all of them.

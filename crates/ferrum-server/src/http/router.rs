@@ -158,7 +158,7 @@ fn rights(app: &App, route: &str, request: &Request<HttpBody>) -> Result<Rights,
     }
 }
 
-/// The trace of a request, if there is somebody to see it. Looking at the server is not traced.
+/// The trace of a request, if there is a collector. Only POST requests are traced.
 fn trace_of(
     app: &App,
     method: &Method,

@@ -186,7 +186,7 @@ impl<S> TimeoutStream<S> {
         if outcome.is_ready() {
             self.write_timer = None;
             if self.reading == Reading::Idle {
-                // Somebody who reads the last of a long answer is not silent.
+                // A client that reads the end of a long answer is not idle.
                 self.read_timer = None;
             }
             return outcome;

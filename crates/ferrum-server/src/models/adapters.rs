@@ -61,7 +61,11 @@ impl Adapters {
     ///
     /// # Errors
     /// 400 for the name, and for one too many.
-    pub(crate) fn take<'a>(&'a self, name: &'a str, most: usize) -> Result<Place<'a>, ApiError> {
+    pub(crate) fn take<'a>(
+        &'a self,
+        name: &'a str,
+        most: usize,
+    ) -> Result<ReservedName<'a>, ApiError> {
         let fail = |reason: String| Err(ApiError::invalid("lora_name", reason));
         if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
             return fail(format!("expected 1 to {MAX_NAME} bytes of plain text"));
@@ -78,7 +82,7 @@ impl Adapters {
             ));
         }
         all.insert(name.to_owned(), None);
-        Ok(Place {
+        Ok(ReservedName {
             adapters: self,
             name,
             key: self.keys.fetch_add(1, Ordering::Relaxed),
@@ -107,13 +111,13 @@ impl Adapters {
 }
 
 /// A name that is taken while its adapter is loaded, and free again if that comes to nothing.
-pub(crate) struct Place<'a> {
+pub(crate) struct ReservedName<'a> {
     adapters: &'a Adapters,
     name: &'a str,
     key: u64,
 }
 
-impl Place<'_> {
+impl ReservedName<'_> {
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
@@ -132,7 +136,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ReservedName<'_> {
     fn drop(&mut self) {
         let mut all = self.adapters.all();
         if all.get(self.name).is_some_and(Option::is_none) {

@@ -1,4 +1,4 @@
-//! Holding a model: as long as somebody does, it stays loaded.
+//! Leases: a model stays loaded for as long as a lease of it exists.
 
 use super::residency::{Action, LoadWaiter, State};
 use super::{Models, RequestedModel};

@@ -353,7 +353,7 @@ impl Models {
     ///
     /// # Errors
     /// 404 for a name that nothing has; 429 when too many wait for the model; 503 when it cannot be
-    /// loaded, when no place for it became free in time, and when the server is ending; 504 when loading
+    /// loaded, when no capacity became free in time, and when the server is ending; 504 when loading
     /// takes too long.
     pub(crate) async fn lease_any(
         self: &Arc<Self>,
@@ -410,7 +410,9 @@ impl Models {
         let residency = self.lock();
         match residency.models[index].state {
             State::Loading | State::Loaded(_) => ApiError::timeout(),
-            State::Unloaded | State::Unloading(_) => ApiError::no_place(&self.entries[index].name),
+            State::Unloaded | State::Unloading(_) => {
+                ApiError::no_capacity(&self.entries[index].name)
+            }
         }
     }
 
@@ -453,7 +455,7 @@ impl Models {
         // Before other threads can act on the outcome, so that events are in order.
         self.loader.on_event(&entry.name, event);
         let mut residency = self.lock();
-        // Nobody has asked the engine for anything yet, so nothing is lost.
+        // The engine has no requests yet, so nothing is lost.
         let (loaded, unwanted) = match loaded {
             Ok(resident) if self.is_draining() => (
                 Err("the server is shutting down".to_owned()),
@@ -549,11 +551,11 @@ impl Models {
         given: bool,
     ) -> Result<(), ApiError> {
         let model = self.base(base)?;
-        let place = self.adapter_place(name)?;
+        let reserved = self.reserve_adapter_name(name)?;
         let lease = self.lease(Some(&self.entries[model].name)).await?;
         let id = adapters::load(&lease.served.engine, dir).await?;
-        lease.adapters.insert(place.key(), id);
-        place.fill(model, dir, given);
+        lease.adapters.insert(reserved.key(), id);
+        reserved.fill(model, dir, given);
         Ok(())
     }
 
@@ -567,13 +569,16 @@ impl Models {
         if matches!(self.lock().models[0].state, State::Loaded(_)) {
             return self.add_adapter(name, dir, None, true).await;
         }
-        let place = self.adapter_place(name)?;
+        let reserved = self.reserve_adapter_name(name)?;
         adapters::open(dir).await?;
-        place.fill(0, dir, true);
+        reserved.fill(0, dir, true);
         Ok(())
     }
 
-    fn adapter_place<'a>(&'a self, name: &'a str) -> Result<adapters::Place<'a>, ApiError> {
+    fn reserve_adapter_name<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> Result<adapters::ReservedName<'a>, ApiError> {
         if self.entries.iter().any(|entry| entry.name == name) {
             return Err(ApiError::invalid("lora_name", "the model has this name"));
         }
@@ -742,7 +747,7 @@ impl Models {
         let (tell, ended) = oneshot::channel();
         let end = move || {
             drop(engines);
-            // Nobody may wait for it any more.
+            // The receiver may be gone.
             let _ = tell.send(());
         };
         let thread = thread::Builder::new().name("ferrum-unload".into());

@@ -10,19 +10,19 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What stands in a place.
+/// A loaded model.
 pub(super) trait Resident {
     /// It has ended by a fault: its memory is free, and it stays only to say so.
     fn has_failed(&self) -> bool;
 }
 
-/// Where a model is in its life.
+/// Load state of a model.
 #[derive(Debug)]
 pub(super) enum State<T> {
     Unloaded,
     Loading,
     Loaded(T),
-    /// Takes nothing more, and has not ended yet.
+    /// Accepts no requests, and has not ended yet.
     Unloading(T),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ModelState<T> {
     pub(super) failure: Option<(u64, String)>,
     loaded_at: Instant,
     /// When it was last asked for.
-    asked_at: Instant,
+    requested_at: Instant,
     /// When its last hold was released.
     idle_since: Instant,
 }
@@ -63,9 +63,9 @@ pub(super) enum Action {
     Load,
     /// Unload this one now.
     Unload(usize),
-    /// Ask again when something has changed.
+    /// Poll again after a change.
     Wait,
-    /// The load that the request waited for came to nothing.
+    /// The load that the request waited for failed.
     Failed(String),
 }
 
@@ -73,14 +73,14 @@ pub(super) enum Action {
 #[derive(Debug)]
 pub(super) struct Residency<T> {
     pub(super) models: Vec<ModelState<T>>,
-    /// Models that want a place, and since when.
+    /// Models that wait for capacity, and since when.
     queue: VecDeque<(usize, Instant)>,
     capacity: usize,
     min_residency: Duration,
 }
 
 impl<T: Resident> Residency<T> {
-    /// `count` models, of which `capacity` may be loaded. See the module about `min_residency`.
+    /// `count` models, of which `capacity` may be loaded. The module explains `min_residency`.
     pub(super) fn new(
         count: usize,
         capacity: usize,
@@ -94,7 +94,7 @@ impl<T: Resident> Residency<T> {
             attempts: 0,
             failure: None,
             loaded_at: now,
-            asked_at: now,
+            requested_at: now,
             idle_since: now,
         };
         Self {
@@ -128,7 +128,7 @@ impl<T: Resident> Residency<T> {
                 let model = &mut self.models[index];
                 model.holds += usize::from(!waiter.holds);
                 model.waiting -= 1;
-                model.asked_at = now;
+                model.requested_at = now;
                 Action::Take
             }
             State::Loading => {
@@ -190,7 +190,7 @@ impl<T: Resident> Residency<T> {
         self.models[index].holds += 1;
     }
 
-    /// Whoever held a model lets go of it. Whether it was the last.
+    /// Releases a hold of a model; returns whether it was the last.
     pub(super) fn release(&mut self, index: usize, now: Instant) -> bool {
         let model = &mut self.models[index];
         model.holds -= 1;
@@ -281,7 +281,7 @@ impl<T: Resident> Residency<T> {
         let models = self.models.iter().enumerate();
         let replaceable =
             models.filter(|(_, model)| model.is_loaded_and_well() && over(model.loaded_at));
-        let oldest = replaceable.min_by_key(|(_, model)| model.asked_at);
+        let oldest = replaceable.min_by_key(|(_, model)| model.requested_at);
         oldest.is_some_and(|(oldest, _)| oldest == index)
     }
 }
@@ -291,7 +291,7 @@ impl<T: Resident> ModelState<T> {
         matches!(&self.state, State::Loaded(resident) if !resident.has_failed())
     }
 
-    /// What stands there, be it on its way out.
+    /// The resident, also while it is being unloaded.
     pub(super) fn resident(&self) -> Option<&T> {
         match &self.state {
             State::Loaded(resident) | State::Unloading(resident) => Some(resident),

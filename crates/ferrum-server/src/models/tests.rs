@@ -46,7 +46,7 @@ pub(crate) fn demo() -> LoadedModel {
 
 // ---- Decisions
 
-/// What stands in a place, and whether it is broken.
+/// A resident, and whether it has failed.
 #[derive(Debug)]
 struct Thing(bool);
 
@@ -161,7 +161,7 @@ fn the_idle_one_that_was_used_least_recently_goes() {
     let (mut waiter, action) = world.enqueue(2);
     assert_eq!(action, Action::Unload(0));
     assert!(world.residency.unload(0).is_some());
-    // One place is enough for all that wait for the same model, and another model has the next.
+    // All that wait for the same model need one load, and another model has the next capacity.
     assert_eq!(world.poll(2, &mut waiter), Action::Wait);
     assert_eq!(world.enqueue(2).1, Action::Wait);
     let (mut third, action) = world.enqueue(3);

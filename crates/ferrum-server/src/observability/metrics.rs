@@ -147,7 +147,7 @@ impl Metrics {
         self.generated_tokens.observe(tokens as f64);
     }
 
-    /// Prompts for an adapter, which are told of for as long as the caller keeps what this gives.
+    /// Counts prompts for an adapter for as long as the caller keeps the returned value.
     pub(crate) fn use_adapter(&self, name: &str, prompts: Vec<Arc<Progress>>) -> Arc<AdapterUse> {
         let name = name.to_owned();
         let new = Arc::new(AdapterUse { name, prompts });

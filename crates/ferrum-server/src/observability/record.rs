@@ -143,7 +143,7 @@ impl RequestRecord {
         names.and_then(|names| HeaderValue::from_str(&names).ok())
     }
 
-    /// Nobody reads the answer any more.
+    /// The client disconnected before the end of the answer.
     pub(crate) fn cancelled(&self) {
         self.facts(|facts| facts.cancelled = true);
         if let Some(trace) = self.trace() {

@@ -157,7 +157,7 @@ impl CallFormat {
     fn free(self, marks: &Marks<'_>) -> String {
         let row = self.row();
         if let Some(bare) = row.bare {
-            // Whoever begins like a call makes one.
+            // Text that begins like a call has to be one.
             return format!("free: calls | FREE\nFREE: /(\\s*[^\\{bare}\\s](?s:.*))?/\n");
         }
         let open = row.openers.first().copied().unwrap_or_default();

@@ -6,7 +6,7 @@
 //! and is not one is content. Only markers, space around them and unknown members of calls are dropped.
 //!
 //! Each format is a file with a [`reader`] of its calls and the rules of its grammar, and a row in the table of
-//! [`format`]. The arguments of a call are the text of a JSON object whatever the model wrote ([`json`]), unless
+//! [`format`](mod@format). The arguments of a call are the text of a JSON object whatever the model wrote ([`json`]), unless
 //! the answer was cut off in them.
 
 mod deepseek;

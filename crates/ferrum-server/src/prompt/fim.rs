@@ -140,7 +140,7 @@ pub(crate) fn repository(
         tokens.extend(prefix(model, &param, &text)?);
     }
     if let Some(file) = fim.file {
-        // Nobody says what the file with the gap is called.
+        // Requests do not name the file with the gap.
         tokens.push(file);
         tokens.extend(prefix(model, param, "filename\n")?);
     }
@@ -157,7 +157,7 @@ pub(crate) fn prompt(
     let begin = first_token(model)?;
     let marks = 2 + usize::from(fim.middle.is_some()) + usize::from(begin.is_some());
     let context = model.served.context;
-    // Whoever asks for as much as fits leaves most of the context to the prompt.
+    // Without a limit of the answer, the prompt gets most of the context.
     let answer = max_tokens.min(context / 4).max(1);
     let room = context.saturating_sub(marks + answer);
     let kept = Kept::of(parts, room);

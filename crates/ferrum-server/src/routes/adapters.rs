@@ -58,8 +58,8 @@ pub(crate) async fn unload(
     ))
 }
 
-/// The folder that a request names. Whoever may ask for adapters may not look around on this machine,
-/// so all that is outside is as good as absent.
+/// The folder that a request names. A client must not learn of other files on this machine, so a path outside of the
+/// folder of adapters is an unknown one.
 fn inside(lora_dir: Option<&Path>, path: &str) -> Result<PathBuf, ApiError> {
     let Some(lora_dir) = lora_dir else {
         let reason = "this server loads no adapters by request; start it with --lora-dir DIR";

@@ -265,7 +265,7 @@ fn keep_samplers(samplers: &Content<String>, sampling: &mut SamplingParams, body
     }
 }
 
-/// What has not been told of an answer.
+/// Output of a choice that no chunk has contained yet.
 #[derive(Debug, Default)]
 struct Untold {
     text: String,
@@ -330,7 +330,7 @@ impl LlamaCpp {
         })
     }
 
-    /// A chunk of what has not been told of an answer.
+    /// A chunk with the output that no chunk has contained yet.
     fn chunk(&mut self, index: usize, timings: &Timings) -> LlamaCppChunk {
         let answer = &mut self.answers[index];
         let probs = std::mem::take(&mut answer.probs);
@@ -347,7 +347,7 @@ impl LlamaCpp {
         }
     }
 
-    /// An answer at its end, with what has not been told of it.
+    /// A finished choice, with the output that no chunk has contained.
     fn whole(&self, index: usize, untold: Untold, ended: Ended) -> LlamaCppAnswer<'_> {
         let timings = &ended.timings;
         let limit = ended.reason == FinishReason::Length;

@@ -88,7 +88,7 @@ fn read_tools(body: &mut Body, tools: Vec<Tool>) -> Result<Option<Value>> {
                 let param = format!("tools[{i}].function");
                 return Err(ApiError::invalid(param, "it is missing"));
             }
-            // Tools that a server of somebody else's runs: the model does not know of them.
+            // Tools that another server runs: the prompt does not have them.
             (_, Some(_)) => body.ignore(format!("tools[{i}]")),
         }
     }
@@ -160,7 +160,7 @@ fn read_message(body: &mut Body, mut message: Message, i: usize) -> Result<Value
         Some(said) => {
             out.insert("content".into(), said);
         }
-        // Whoever calls a tool need not speak.
+        // A message with calls may have no content.
         None if calls => {}
         None => {
             let param = format!("messages[{i}].content");

@@ -28,7 +28,7 @@ const AT_A_TIME: usize = 64;
 const TASK_TEXTS: usize = 256;
 const TASK_TOKENS: usize = 4096;
 
-/// What becomes vectors, with the field that it is in.
+/// Input of an embedding or score, with its field.
 pub(super) enum Input {
     Texts(&'static str, Prompts),
     /// The tokens of a conversation.

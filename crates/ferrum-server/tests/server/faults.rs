@@ -18,7 +18,7 @@ const TEXT: &str = "/v1/completions";
 pub(super) enum Then {
     Error,
     Panic,
-    /// A step that does not end while somebody else has this.
+    /// A step does not end while another thread holds this.
     Hang(Arc<Mutex<()>>),
 }
 

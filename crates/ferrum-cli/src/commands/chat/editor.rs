@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Lines that the history keeps.
 const HISTORY: usize = 1000;
 
-/// What somebody did at the prompt.
+/// Input at the prompt.
 pub(super) enum Input {
     Text(String),
     /// Ctrl-C, on a line with something on it or without.

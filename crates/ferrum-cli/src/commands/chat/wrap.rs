@@ -38,7 +38,7 @@ pub(super) fn wrapped(text: &str, width: usize) -> String {
     joined(parts)
 }
 
-/// A text on its way to a terminal.
+/// Wraps text for a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Wrap {
     /// Columns that are taken of the current line.
