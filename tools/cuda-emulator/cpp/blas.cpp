@@ -154,7 +154,7 @@ int cublasLtMatmul(void*, Product* product, const float* alpha, uintptr_t a, Lay
     if ((a | b | d | workspace) % 256) return INVALID_VALUE;
     Layout la = *of_a, lb = *of_b, ld = *of_d;
     auto run = [=] { return multiply(given, a, la, b, lb, d, ld, workspace); };
-    return enqueue_work(stream, run) == 0 ? SUCCESS : EXECUTION_FAILED;
+    return enqueue_work(stream, "a product of cuBLASLt", run) == 0 ? SUCCESS : EXECUTION_FAILED;
 }
 
 }  // extern "C"

@@ -45,17 +45,52 @@ struct Stream;
 // What only functions here say to each other: the next work of a stream waits for another device.
 constexpr CUresult BLOCKED = -1;
 
+// What has ended when work of a stream begins. From it follows what a kernel that is started early (programmatic dependent
+// launch) may read before it waits for the one before it.
+//
+// Kernel N of a stream may be started early once each block of kernel N - 1 has let it (`launch_dependents`) or has ended.
+// Ferrum's kernels let the next one start right before they wait themselves. So N - 1, if it was started early, may still wait for
+// N - 2, that one for N - 3, and so on to the last one that was not started early; call it F. When F began, all before it had
+// ended and what they had written was there. So in N's early part all that was written before F may be read; writes of F to
+// N - 1 may come before, behind or during a read, as may those of N itself, of which other threads may be ahead. Behind N's wait
+// all of it is there: N waits for the end of N - 1, which each of its threads comes to behind its own wait for N - 2, and so on.
+// A kernel that never lets the next one start does so by ending, but what it wrote need not be visible then: no exception.
+//
+// Work runs here in the order of the stream, so if any of F to N wrote a word, one of them was the last to write it: memory
+// keeps the last writer of each word, and a stream those of its work that may not have ended.
+//
+// Only a kernel right behind a kernel is started early. Behind a copy from or to the host it begins when that has ended, and
+// that began when all before it had. Copies on the device and fills are taken for kernels, which the driver may make them of,
+// and libraries' kernels for ones that may be started early. Events are no work: they do not keep a kernel from being started
+// early. The first work of captured work begins when all before the replay has ended: a graph has no edge to what is before it.
+enum class Order {
+    // No work of the device.
+    NONE,
+    // All before it has ended when it begins, and it has ended when the next one begins.
+    ALONE,
+    // All before it has ended when it begins.
+    AFTER_ALL,
+    // What its stream does not know to have ended may still run when it begins.
+    EARLY,
+};
+
 struct Op {
     std::function<std::string()> run;
+    Order order = Order::NONE;
+    std::string name = {};
     // An event that has to have come before.
     Event* event = nullptr;
     uint64_t version = 0;
     // Whether it may begin.
     std::function<bool()> ready = nullptr;
+    // What `Stream::known` was when it was put into the queue.
+    uint32_t known = 0;
 };
 
 struct Event {
     uint64_t recorded = 0, done = 0;
+    // The last work that began before it.
+    uint32_t work = 0;
     Stream* stream = nullptr;
 };
 
@@ -68,6 +103,10 @@ struct Stream {
     std::deque<Op> queue;
     bool capturing = false;
     Graph captured;
+    // Its work that may not have ended, up to what runs.
+    std::vector<Unfinished> unfinished;
+    // The host knows that all of its work up to this number has ended.
+    uint32_t known = 0;
 };
 
 // What a pool has of the device: what is in use, and what it keeps beside that.
@@ -93,6 +132,10 @@ struct Driver {
     std::string message;
     int capability = 90;
     uint64_t replays = 0;
+    // How much work of the device has begun: each has its number.
+    uint32_t work = 0;
+    // The stream whose work runs.
+    Stream* running = nullptr;
     // A context is the address of its place here: how often it was retained.
     unsigned contexts[MOST_DEVICES] = {};
     int devices = 1;
@@ -146,6 +189,24 @@ struct OnDevice {
     ~OnDevice() { use_device(before); }
 };
 
+// Keeps what has ended when this work of a stream begins, which it does now.
+void start_work(Stream* stream, const Op& op) {
+    driver().running = stream;
+    if (op.order == Order::NONE) return;
+    auto& all = stream->unfinished;
+    auto ended = [&](const Unfinished& one) { return op.order != Order::EARLY || one.work <= op.known; };
+    all.erase(all.begin(), std::find_if_not(all.begin(), all.end(), ended));
+    uint32_t work = ++driver().work;
+    if (op.order != Order::ALONE) all.push_back({work, op.name});
+    // A copy leaves writers as they are: all that its stream has had have ended.
+    set_writer(op.order == Order::ALONE ? 0 : work);
+}
+
+// The host has waited for the work of a stream up to this number. An event may outlive its stream.
+void learn(Stream* stream, uint32_t work) {
+    if (driver().streams.count(stream)) stream->known = std::max(stream->known, work);
+}
+
 CUresult run_one(Stream* stream) {
     Driver& d = driver();
     if (d.sticky != SUCCESS) return d.sticky;
@@ -161,6 +222,7 @@ CUresult run_one(Stream* stream) {
     if (stream->queue.front().ready && !stream->queue.front().ready()) return BLOCKED;
     Op op = std::move(stream->queue.front());
     stream->queue.pop_front();
+    start_work(stream, op);
     if (!op.run) return SUCCESS;
     std::string problem = op.run();
     return problem.empty() ? SUCCESS : broken(problem);
@@ -185,6 +247,7 @@ void yield_lock() {
 CUresult finish(Stream* stream) {
     for (;;) {
         CUresult code = run_until(stream, 0);
+        if (code == SUCCESS) learn(stream, driver().work);
         if (code != BLOCKED) return code;
         yield_lock();
     }
@@ -214,6 +277,7 @@ CUresult enqueue(Stream* stream, Op op) {
         stream->captured.ops.push_back(std::move(op));
         return SUCCESS;
     }
+    op.known = stream->known;
     stream->queue.push_back(std::move(op));
     CUresult code = SUCCESS;
     if (draw(16) == 0) code = run_until(stream, draw(uint32_t(stream->queue.size())));
@@ -231,7 +295,7 @@ struct Locked {
 };
 
 CUresult launch(const Launch& what) {
-    std::string problem = execute(what);
+    std::string problem = execute(what, driver().running->unfinished);
     return problem.empty() ? SUCCESS : broken(problem);
 }
 
@@ -264,11 +328,14 @@ thread_local unsigned* current_context = nullptr;
 
 int emulator::current_device() { return current_context ? int(current_context - driver().contexts) : -1; }
 
-int emulator::enqueue_work(void* stream, std::function<std::string()> work, std::function<bool()> ready) {
+int emulator::enqueue_work(void* stream, const char* name, std::function<std::string()> work,
+                           std::function<bool()> ready) {
     Locked lock;
     if (current_device() < 0) return fail(INVALID_CONTEXT, "no context is current on this thread");
     use_device(current_device());
-    return enqueue(static_cast<Stream*>(stream), {std::move(work), nullptr, 0, std::move(ready)});
+    Op op = {std::move(work), Order::EARLY, name};
+    op.ready = std::move(ready);
+    return enqueue(static_cast<Stream*>(stream), std::move(op));
 }
 
 extern "C" {
@@ -369,6 +436,7 @@ void emulator_reset() {
     Locked lock;
     for (Stream* stream : driver().streams) {
         stream->queue.clear();
+        stream->unfinished.clear();
         stream->capturing = false;
     }
     driver().sticky = SUCCESS;
@@ -471,7 +539,10 @@ CUresult cuMemFreeAsync(CUdeviceptr at, Stream* stream) {
 CUresult cuCtxSynchronize() {
     NEEDS_CONTEXT;
     if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "the host waits for a context of which a stream is captured");
-    return run_all();
+    CUresult code = run_all();
+    for (Stream* stream : driver().streams)
+        if (code == SUCCESS && stream->device == used_device()) learn(stream, driver().work);
+    return code;
 }
 CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) {
     NEEDS_CONTEXT;
@@ -492,12 +563,12 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, St
         mark_written(to, bytes);
         return std::string();
     };
-    if (is_pinned(from, bytes)) return enqueue(stream, {[=] { return copy(from); }});
+    if (is_pinned(from, bytes)) return enqueue(stream, {[=] { return copy(from); }, Order::ALONE});
     if (driver().streams.count(stream) && stream->capturing)
         return fail(CAPTURE_UNSUPPORTED, "a copy from pageable memory is captured");
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
                                                       static_cast<const char*>(from) + bytes);
-    return enqueue(stream, {[=] { return copy(staged->data()); }});
+    return enqueue(stream, {[=] { return copy(staged->data()); }, Order::ALONE});
 }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* stream) {
     NEEDS_CONTEXT;
@@ -507,7 +578,7 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* 
         if (!problem.empty()) return "a copy from the device: " + problem;
         std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
         return std::string();
-    }};
+    }, Order::ALONE};
     CUresult code = enqueue(stream, std::move(op));
     return code || is_pinned(to, bytes) || stream->capturing ? code : finish(stream);
 }
@@ -522,7 +593,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, St
         std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
         copy_shadow(to, from, bytes);
         return std::string();
-    }});
+    }, Order::AFTER_ALL, "a copy on the device"});
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, Stream* stream) {
     NEEDS_CONTEXT;
@@ -532,7 +603,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, Stre
         std::memset(reinterpret_cast<void*>(to), value, bytes);
         mark_written(to, bytes);
         return std::string();
-    }});
+    }, Order::AFTER_ALL, "a fill"});
 }
 
 // ---- streams and events ----------------------------------------------------------------------------------------------------
@@ -575,12 +646,16 @@ CUresult cuEventRecord(Event* event, Stream* stream) {
     event->stream = stream;
     return enqueue(stream, {[=] {
         event->done = version;
+        event->work = driver().work;
         return std::string();
     }});
 }
 CUresult cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     NEEDS_CONTEXT;
-    return enqueue(stream, {nullptr, event, event->recorded, nullptr});
+    Op op = {nullptr};
+    op.event = event;
+    op.version = event->recorded;
+    return enqueue(stream, std::move(op));
 }
 CUresult cuEventSynchronize(Event* event) {
     NEEDS_CONTEXT;
@@ -590,13 +665,16 @@ CUresult cuEventSynchronize(Event* event) {
         if (code == BLOCKED) yield_lock();
         else if (code) return code;
     }
+    if (event->done == event->recorded) learn(event->stream, event->work);
     return driver().sticky;
 }
 CUresult cuEventQuery(Event* event) {
     NEEDS_CONTEXT;
     if (driver().sticky) return driver().sticky;
     if (event->done < event->recorded && event->stream && !event->stream->queue.empty()) run_one(event->stream);
-    return event->done < event->recorded ? NOT_READY : driver().sticky;
+    if (event->done < event->recorded) return NOT_READY;
+    learn(event->stream, event->work);
+    return driver().sticky;
 }
 
 // ---- modules and launches ----------------------------------------------------------------------------------------------------
@@ -709,7 +787,7 @@ CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* function, void**
     return enqueue(config->stream, {[what] {
         CUresult code = launch(what);
         return code ? driver().message : std::string();
-    }});
+    }, what.early ? Order::EARLY : Order::AFTER_ALL, function->name});
 }
 CUresult cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, Stream* stream, void** params, void** extra) {
@@ -740,6 +818,8 @@ CUresult cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, unsigned long l
 }
 CUresult cuGraphLaunch(Graph* exec, Stream* stream) {
     NEEDS_CONTEXT;
+    // It begins when all before it has ended.
+    if (CUresult code = enqueue(stream, {nullptr, Order::ALONE})) return code;
     for (const Op& op : exec->ops)
         if (CUresult code = enqueue(stream, op)) return code;
     driver().replays++;

@@ -40,6 +40,10 @@ size_t device_used();
 size_t device_total();
 // A sentence on what is wrong with a range of device memory; empty when it is all right.
 std::string check_range(uintptr_t at, size_t bytes, bool reads);
+// Which piece of work writes device memory from here on. 0: writes leave what is known of writers as it is.
+void set_writer(uint32_t work);
+// Who was the last to write words of four bytes: calls `found` with each that `set_writer` has named, until it gives `true`.
+bool any_writer(uintptr_t at, size_t bytes, const std::function<bool(uint32_t)>& found);
 void mark_written(uintptr_t at, size_t bytes);
 void copy_shadow(uintptr_t to, uintptr_t from, size_t bytes);
 
@@ -86,12 +90,19 @@ struct Launch {
     bool early = false;
 };
 
-// Runs a kernel to its end. Gives a sentence where it did what no kernel may, else nothing.
-std::string execute(const Launch& launch);
+// Work of a stream that may still run when a kernel starts that is started early, and its number for `set_writer`.
+struct Unfinished {
+    uint32_t work;
+    std::string name;
+};
 
-// Adds work to a stream of the driver, for libraries beside it. Gives a sentence where something is wrong. 0, or an error.
-// It does not begin before `ready` says so, which is asked again and again once all work before it has run.
-int enqueue_work(void* stream, std::function<std::string()> work, std::function<bool()> ready = nullptr);
+// Runs a kernel to its end. Gives a sentence where it did what no kernel may, else nothing. `unfinished`, in the order of the
+// numbers and with the kernel itself as the last, is what it may not read of before it has waited for the one before it.
+std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished);
+
+// Adds work of this name to a stream of the driver, for libraries beside it. Gives a sentence where something is wrong. 0, or
+// an error. It does not begin before `ready` says so, which is asked again and again once all work before it has run.
+int enqueue_work(void* stream, const char* name, std::function<std::string()> work, std::function<bool()> ready = nullptr);
 
 // The device whose context is current on this thread; -1 without one.
 int current_device();

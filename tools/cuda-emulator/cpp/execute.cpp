@@ -142,6 +142,7 @@ struct Touch {
 
 struct Engine {
     const Launch* launch = nullptr;
+    const std::vector<Unfinished>* unfinished = nullptr;
     std::vector<Lane> lanes;
     std::vector<uint32_t> warp_epochs;
     // For each warp a thread that its last collective was found to lack.
@@ -338,6 +339,24 @@ bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char
     return true;
 }
 
+// A read of device memory by a thread that has not waited for the kernel before this one.
+void early_read(Engine& e, uintptr_t at, size_t bytes) {
+    const Unfinished* writer = nullptr;
+    any_writer(at, bytes, [&](uint32_t work) {
+        auto before = [](const Unfinished& one, uint32_t work) { return one.work < work; };
+        auto found = std::lower_bound(e.unfinished->begin(), e.unfinished->end(), work, before);
+        if (found == e.unfinished->end() || found->work != work) return false;
+        writer = &*found;
+        return true;
+    });
+    if (!writer) return;
+    bool own = writer == &e.unfinished->back();
+    fault(e, "a read of what " + (own ? "another thread" : writer->name) +
+                 " has written, which may still run, before the thread has waited for the kernel before this one");
+}
+
+const char* const EARLY_WRITE = "a write before the thread has waited for the kernel before this one";
+
 void access(uintptr_t at, size_t bytes, size_t align, bool write) {
     Engine& e = engine();
     if (!e.running) return;
@@ -347,7 +366,7 @@ void access(uintptr_t at, size_t bytes, size_t align, bool write) {
         return fault(e, text);
     }
     if (device_access(at, bytes, write)) {
-        if (write && !e.lane().waited) return fault(e, "a write before the thread has waited for the kernel before this one");
+        if (!e.lane().waited) write ? fault(e, EARLY_WRITE) : early_read(e, at, bytes);
         (write ? e.counters->writes : e.counters->reads) += bytes;
         return;
     }
@@ -382,7 +401,7 @@ void finish_copies(Engine& e, Lane& lane, size_t count) {
 
 uint32_t draw(uint32_t below) { return std::uniform_int_distribution<uint32_t>(0, below - 1)(generator()); }
 
-std::string execute(const Launch& launch) {
+std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished) {
     Engine& e = engine();
     if (!e.dynamic) {
         e.dynamic = static_cast<char*>(std::aligned_alloc(4096, DYNAMIC));
@@ -391,6 +410,7 @@ std::string execute(const Launch& launch) {
     const Module& module = *launch.function->module;
     e.static_touch.assign(module.shared_end - module.shared_begin, Touch());
     e.launch = &launch;
+    e.unfinished = &unfinished;
     e.counters = &launch.function->counters;
     e.counters->launches++;
     e.fault.clear();
@@ -551,15 +571,17 @@ void emulator_atomic(const void* at, unsigned bytes) {
     auto address = reinterpret_cast<uintptr_t>(at);
     if (in_device_range(address)) {
         access(address, bytes, bytes, false);
+        if (!e.lane().waited) return fault(e, EARLY_WRITE);
         device_access(address, bytes, true);
     }
-    (void)e;
 }
 
 void emulator_cp_async(void* dst, const void* src, unsigned bytes) {
     Engine& e = engine();
     auto to = reinterpret_cast<uintptr_t>(dst), from = reinterpret_cast<uintptr_t>(src);
     if (to % bytes || from % bytes) return fault(e, "an asynchronous copy that is not aligned");
+    // It is made at its wait here, but a card may read from now on.
+    if (!e.lane().waited) early_read(e, from, bytes);
     e.lane().copies.push_back({to, from, bytes});
 }
 

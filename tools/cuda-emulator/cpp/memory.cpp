@@ -14,10 +14,14 @@ namespace {
 
 constexpr size_t RANGE = size_t(1) << 40;
 constexpr size_t GAP = 512;
+// Bytes that share the number of who wrote them last.
+constexpr size_t WORD = 4;
 
 struct Arena {
     uintptr_t base = 0, next = 0;
     uint8_t* shadow = nullptr;
+    // For each word the work that wrote it last.
+    uint32_t* writers = nullptr;
     std::map<uintptr_t, size_t> live, freed;
     size_t used = 0;
     size_t total = size_t(8) << 30;
@@ -25,6 +29,8 @@ struct Arena {
     Arena() {
         base = reserve();
         shadow = reinterpret_cast<uint8_t*>(reserve());
+        static_assert(sizeof *writers == WORD, "writers take a range of the same size");
+        writers = reinterpret_cast<uint32_t*>(reserve());
         next = base + GAP;
         if (const char* limit = std::getenv("CUDA_EMULATOR_MEMORY")) total = std::strtoull(limit, nullptr, 10);
     }
@@ -34,7 +40,16 @@ struct Arena {
         return reinterpret_cast<uintptr_t>(at);
     }
     uint8_t* shadow_of(uintptr_t at) { return shadow + (at - base); }
+    uint32_t* writer_of(uintptr_t at) { return writers + (at - base) / WORD; }
 };
+
+uint32_t the_writer = 0;
+
+void stamp(Arena& a, uintptr_t at, size_t bytes) {
+    if (!the_writer || !bytes) return;
+    uint32_t* last = a.writer_of(at + bytes - 1);
+    for (uint32_t* writer = a.writer_of(at); writer <= last; writer++) *writer = the_writer;
+}
 
 std::unique_ptr<Arena> arenas[MOST_DEVICES];
 int used = 0;
@@ -102,6 +117,7 @@ bool device_free(uintptr_t at) {
     std::memset(a.shadow_of(at), NO_MEMORY, bytes);
     drop_pages(at, bytes);
     drop_pages(reinterpret_cast<uintptr_t>(a.shadow_of(at)), bytes);
+    drop_pages(reinterpret_cast<uintptr_t>(a.writer_of(at)), bytes);
     a.used -= bytes;
     a.freed[at] = bytes;
     a.live.erase(found);
@@ -122,12 +138,28 @@ bool device_access(uintptr_t at, size_t bytes, bool write) {
     uint64_t of_all = 0;
     if (bytes <= 8) {
         std::memcpy(&of_all, shadow, bytes);
-        if (of_all == (bytes == 8 ? ALL : ALL & ((uint64_t(1) << 8 * bytes) - 1))) return true;
+        if (of_all == (bytes == 8 ? ALL : ALL & ((uint64_t(1) << 8 * bytes) - 1))) {
+            if (write) stamp(a, at, bytes);
+            return true;
+        }
     }
     for (size_t i = 0; i < bytes; i++)
         if (shadow[i] < least) return false;
-    if (write) std::memset(shadow, WRITTEN, bytes);
+    if (write) {
+        std::memset(shadow, WRITTEN, bytes);
+        stamp(a, at, bytes);
+    }
     return true;
+}
+
+void set_writer(uint32_t work) { the_writer = work; }
+
+bool any_writer(uintptr_t at, size_t bytes, const std::function<bool(uint32_t)>& found) {
+    Arena& a = arena();
+    if (!bytes || at - a.base >= RANGE) return false;
+    for (uint32_t *writer = a.writer_of(at), *last = a.writer_of(at + bytes - 1); writer <= last; writer++)
+        if (*writer && found(*writer)) return true;
+    return false;
 }
 
 std::string describe(uintptr_t at, size_t bytes, bool write) {
@@ -161,10 +193,12 @@ std::string check_range(uintptr_t at, size_t bytes, bool reads) {
 
 void mark_written(uintptr_t at, size_t bytes) {
     if (bytes) std::memset(arena().shadow_of(at), WRITTEN, bytes);
+    stamp(arena(), at, bytes);
 }
 
 void copy_shadow(uintptr_t to, uintptr_t from, size_t bytes) {
     if (bytes) std::memmove(arena().shadow_of(to), arena().shadow_of(from), bytes);
+    stamp(arena(), to, bytes);
 }
 
 void* host_alloc(size_t bytes) {

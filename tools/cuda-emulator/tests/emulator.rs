@@ -114,42 +114,70 @@ impl Device {
 
     /// Launches a kernel and gives what went wrong.
     fn run(&self, name: &str, blocks: u32, threads: u32, shared: u32, args: &mut [u64]) -> String {
+        self.launch(name, [blocks, threads, shared], false, args);
+        self.finish()
+    }
+
+    /// Launches blocks of threads with so much shared memory, perhaps as a kernel that may be started early.
+    fn launch(&self, name: &str, grid: [u32; 3], early: bool, args: &mut [u64]) {
         let name = CString::new(name).unwrap();
         let mut function = null_mut();
         let mut places: Vec<_> = args
             .iter_mut()
             .map(|arg| std::ptr::from_mut(arg).cast::<c_void>())
             .collect();
-        // SAFETY: the kernel has as many parameters; those that do wrong do it in the emulator, which finds it.
-        let code = unsafe {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: grid[1],
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid[2],
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(early),
+        };
+        // SAFETY: the kernel has as many parameters; those that do wrong do it in the emulator, which finds it. What is wrong
+        // may be found here already, and is the answer to the next call, too.
+        unsafe {
             ok(sys::cuModuleGetFunction(
                 &mut function,
                 self.module,
                 name.as_ptr(),
             ));
-            let places = places.as_mut_ptr();
-            let stream = self.stream;
-            match sys::cuLaunchKernel(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared,
-                stream,
-                places,
-                null_mut(),
-            ) {
-                sys::CUresult::CUDA_SUCCESS => sys::cuStreamSynchronize(self.stream),
-                code => code,
-            }
-        };
-        match code {
+            sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), null_mut());
+        }
+    }
+
+    /// Waits for all work, and gives what went wrong.
+    fn finish(&self) -> String {
+        // SAFETY: the stream is held.
+        match unsafe { sys::cuStreamSynchronize(self.stream) } {
             sys::CUresult::CUDA_SUCCESS => String::new(),
             code => words(code),
         }
+    }
+
+    /// Captures what `work` launches.
+    fn capture(&self, work: impl FnOnce()) -> sys::CUgraphExec {
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        // SAFETY: all outlive the calls.
+        unsafe {
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            ok(sys::cuStreamBeginCapture_v2(self.stream, mode));
+            work();
+            ok(sys::cuStreamEndCapture(self.stream, &mut graph));
+            ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        }
+        exec
     }
 }
 
@@ -255,47 +283,194 @@ fn freed_memory_is_gone() {
 fn captured_work_runs_when_it_is_replayed() {
     let Some(device) = Device::open() else { return };
     let x = device.upload(&[1f32; 4]);
-    let (mut graph, mut exec) = (null_mut(), null_mut());
-    // SAFETY: all outlive the calls.
-    unsafe {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        ok(sys::cuStreamBeginCapture_v2(device.stream, mode));
-        assert_ne!(
-            sys::cuStreamSynchronize(device.stream),
-            sys::CUresult::CUDA_SUCCESS
-        );
+    let exec = device.capture(|| {
+        assert_ne!(device.finish(), "");
         let mut args = [x, x, float(2.0), 4];
-        let mut function = null_mut();
-        ok(sys::cuModuleGetFunction(
-            &mut function,
-            device.module,
-            c"add".as_ptr(),
-        ));
-        let mut places = args
-            .each_mut()
-            .map(|arg| std::ptr::from_mut(arg).cast::<c_void>());
-        let stream = device.stream;
-        let places = places.as_mut_ptr();
-        ok(sys::cuLaunchKernel(
-            function,
-            1,
-            1,
-            1,
-            4,
-            1,
-            1,
-            0,
-            stream,
-            places,
-            null_mut(),
-        ));
-        ok(sys::cuStreamEndCapture(device.stream, &mut graph));
-        ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-        assert_eq!(device.download(x, 4), [1.0; 4]);
+        device.launch("add", [1, 4, 0], false, &mut args);
+    });
+    assert_eq!(device.download(x, 4), [1.0; 4]);
+    // SAFETY: the stream is held.
+    unsafe {
         ok(sys::cuGraphLaunch(exec, device.stream));
         ok(sys::cuGraphLaunch(exec, device.stream));
-        assert_eq!(device.download(x, 4), [5.0; 4]);
     }
+    assert_eq!(device.download(x, 4), [5.0; 4]);
+}
+
+/// What a test of early starts does one after the other, with buffers of 64 floats by number.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// `add` writes the first from the second, and is not started early.
+    Add(usize, usize),
+    /// `early` writes the first from the second behind its wait; it reads the third before, as the kind says.
+    Early(usize, usize, usize, How),
+    /// The host copies to a buffer, fills it, or has the device copy the second to the first.
+    Upload(usize),
+    Fill(usize),
+    Copy(usize, usize),
+    /// The host waits for all, or for what was before an event behind which there is one more `add` to the first from the second.
+    Wait,
+    WaitBefore(usize, usize),
+}
+
+/// The parameter of the kernel `early`.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Read = 0,
+    AsyncCopy = 1,
+    Atomic = 2,
+    Write = 3,
+    NoWait = 4,
+}
+
+fn run_step(device: &Device, buffers: &[u64], step: Step) {
+    let host = [2f32; 64];
+    // SAFETY: buffers have as many bytes, and pageable memory is copied before the call returns.
+    unsafe {
+        match step {
+            Step::Add(to, from) => {
+                let mut args = [buffers[to], buffers[from], float(1.0), 64];
+                device.launch("add", [1, 64, 0], false, &mut args);
+            }
+            Step::Early(to, from, before, how) => {
+                let mut args = [buffers[to], buffers[from], buffers[before], how as u64];
+                device.launch("early", [2, 32, 512], true, &mut args);
+            }
+            Step::Upload(to) => {
+                let (to, from) = (buffers[to], host.as_ptr().cast());
+                sys::cuMemcpyHtoDAsync_v2(to, from, 256, device.stream);
+            }
+            Step::Fill(to) => {
+                sys::cuMemsetD8Async(buffers[to], 0, 256, device.stream);
+            }
+            Step::Copy(to, from) => {
+                sys::cuMemcpyDtoDAsync_v2(buffers[to], buffers[from], 256, device.stream);
+            }
+            Step::Wait => {
+                sys::cuStreamSynchronize(device.stream);
+            }
+            Step::WaitBefore(to, from) => {
+                let mut event = null_mut();
+                ok(sys::cuEventCreate(&mut event, 0));
+                sys::cuEventRecord(event, device.stream);
+                run_step(device, buffers, Step::Add(to, from));
+                sys::cuEventSynchronize(event);
+            }
+        }
+    }
+}
+
+/// A kernel that is started early may only read, before it waits, what no work writes that may still run: of the kernels
+/// from the last one on that was not started early. The same kernels are right or wrong when they are captured.
+#[test]
+fn early_kernels_read_only_what_has_been_written() {
+    use How::{AsyncCopy, Atomic, NoWait, Read, Write};
+    use Step::{Add, Copy, Early, Fill, Upload, Wait, WaitBefore};
+    let add = "a read of what add has written";
+    let cases: [(&[Step], &str); 19] = [
+        (&[Add(1, 0), Early(2, 1, 0, Read)], ""),
+        (&[Add(1, 0), Early(2, 1, 0, AsyncCopy)], ""),
+        (&[Add(1, 0), Early(2, 0, 1, Read)], add),
+        (&[Add(1, 0), Early(2, 0, 1, AsyncCopy)], add),
+        // Kernels between are no help where all of them may be started early.
+        (
+            &[
+                Add(1, 0),
+                Early(2, 0, 0, Read),
+                Early(3, 0, 0, Read),
+                Early(2, 0, 1, Read),
+            ],
+            add,
+        ),
+        (
+            &[
+                Add(1, 0),
+                Early(2, 0, 0, Read),
+                Early(3, 0, 0, Read),
+                Early(1, 0, 2, Read),
+            ],
+            "a read of what early has written",
+        ),
+        // One is that is not, and a copy from the host.
+        (&[Add(1, 0), Add(2, 0), Early(3, 0, 1, Read)], ""),
+        (&[Add(1, 0), Add(2, 0), Early(3, 0, 2, Read)], add),
+        (&[Add(1, 0), Upload(2), Early(3, 0, 1, Read)], ""),
+        (&[Add(1, 0), Upload(1), Early(3, 0, 1, Read)], ""),
+        (&[Upload(1), Add(1, 0), Early(3, 0, 1, Read)], add),
+        (
+            &[Add(1, 0), Fill(1), Early(3, 0, 1, Read)],
+            "a read of what a fill has written",
+        ),
+        (
+            &[Copy(1, 0), Early(3, 0, 1, Read)],
+            "a read of what a copy on the device has written",
+        ),
+        (&[Add(1, 0), Fill(2), Early(3, 0, 1, Read)], ""),
+        // Another block may be ahead.
+        (
+            &[Early(0, 1, 0, Read)],
+            "a read of what another thread has written",
+        ),
+        (&[Early(2, 0, 1, Atomic)], "a write before the thread"),
+        (&[Early(2, 0, 1, Write)], "a write before the thread"),
+        (&[Early(2, 0, 1, NoWait)], "ends without waiting"),
+        // What the host has waited for has ended.
+        (&[Add(1, 0), Wait, Early(2, 0, 1, Read)], ""),
+    ];
+    for captured in [false, true] {
+        for (steps, expected) in cases {
+            let Some(device) = Device::open() else { return };
+            let buffers = [(); 4].map(|()| device.upload(&[1f32; 64]));
+            assert_eq!(device.finish(), "");
+            let work = || {
+                for &step in steps {
+                    run_step(&device, &buffers, step);
+                }
+            };
+            if captured {
+                // Neither waits nor copies from pageable memory are captured.
+                if steps.iter().any(|step| matches!(step, Wait | Upload(_))) {
+                    continue;
+                }
+                let exec = device.capture(work);
+                assert_eq!(device.finish(), "");
+                // SAFETY: the stream is held.
+                unsafe { sys::cuGraphLaunch(exec, device.stream) };
+            } else {
+                work();
+            }
+            let found = device.finish();
+            let right = match expected {
+                "" => found.is_empty(),
+                _ => found.contains(expected) && found.contains(") of early"),
+            };
+            assert!(right, "captured {captured}, {steps:?}: {found:?}");
+        }
+    }
+    // What is behind an event has not ended when the host has waited for the event.
+    for (read, expected) in [(1, ""), (2, add)] {
+        let Some(device) = Device::open() else { return };
+        let buffers = [(); 4].map(|()| device.upload(&[1f32; 64]));
+        for step in [Add(1, 0), WaitBefore(2, 0), Early(3, 0, read, Read)] {
+            run_step(&device, &buffers, step);
+        }
+        let found = device.finish();
+        assert_eq!(found.contains(add), !expected.is_empty(), "{found}");
+    }
+    // The first kernel of a captured step is behind all that was before its replay, also behind the last replay.
+    let Some(device) = Device::open() else { return };
+    let buffers = [(); 4].map(|()| device.upload(&[1f32; 64]));
+    let exec = device.capture(|| {
+        run_step(&device, &buffers, Early(2, 0, 1, Read));
+        run_step(&device, &buffers, Early(1, 0, 3, Read));
+    });
+    run_step(&device, &buffers, Add(1, 0));
+    // SAFETY: the stream is held.
+    unsafe {
+        sys::cuGraphLaunch(exec, device.stream);
+        sys::cuGraphLaunch(exec, device.stream);
+    }
+    assert_eq!(device.finish(), "");
 }
 
 /// Memory of a pool is there once its stream has come to it, on other streams too, and goes back in that order. A pool that

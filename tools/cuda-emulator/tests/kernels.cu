@@ -102,3 +102,28 @@ extern "C" __global__ void lost_lane(float* out) {
     int lane = threadIdx.x % 32;
     if (lane < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, 20);
 }
+
+// Reads `before`, which it adds, before it waits for the kernel before it, and `x` behind that. It may do wrong before it waits.
+extern "C" __global__ void early(float* out, const float* x, float* before, int how) {
+    extern __shared__ float tile[];
+    enum { READ, ASYNC_COPY, ATOMIC, WRITE, NO_WAIT };
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    // Of another block.
+    before += (blockIdx.x + 1) % gridDim.x * blockDim.x + threadIdx.x;
+    if (how == NO_WAIT && i == 40) return;
+    if (how == ATOMIC) atomicAdd(before, 1.0f);
+    if (how == WRITE) *before = 1;
+    float y = 0;
+    if (how == ASYNC_COPY) {
+        cp_async4(tile + threadIdx.x, before);
+        cp_async_commit();
+    } else {
+        y = *before;
+    }
+    wait_for_previous();
+    if (how == ASYNC_COPY) {
+        cp_async_wait<0>();
+        y = tile[threadIdx.x];
+    }
+    out[i] = x[i] + y;
+}
