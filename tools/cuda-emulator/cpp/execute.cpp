@@ -105,6 +105,23 @@ struct AsyncCopy {
     unsigned bytes;
 };
 
+// A product that was begun.
+struct AsyncProduct {
+    std::array<unsigned char, PRODUCT> what;
+    float* sums;
+};
+
+// Sums of products that were begun, at most those of 128 columns, and how many products will add to them.
+struct AsyncSums {
+    float* at;
+    unsigned count, products = 0;
+    bool hidden = false;
+    float before[64];
+};
+
+// In place of sums that nobody may use: a signalling NaN, which no arithmetic gives, not even with this as its operand.
+constexpr uint32_t HIDDEN = 0xffa5e5e5;
+
 struct Lane {
     State state = State::NEW;
     void* sp = nullptr;
@@ -120,7 +137,8 @@ struct Lane {
     // Whether it has waited for the kernel before this one.
     bool waited = false;
     // Asynchronous products that were begun, how many of them each group has, and how many none has yet.
-    std::vector<std::array<unsigned char, PRODUCT>> products;
+    std::vector<AsyncProduct> products;
+    std::vector<AsyncSums> sums;
     std::vector<size_t> product_groups;
     size_t open_products = 0;
     // Whether registers were fenced since the last wait for all products.
@@ -386,6 +404,25 @@ void access(uintptr_t at, size_t bytes, size_t align, bool write) {
 
 void no_op(void* const*, unsigned) {}
 
+void hide(AsyncSums& sums) {
+    std::memcpy(sums.before, sums.at, sums.count * sizeof *sums.at);
+    for (unsigned i = 0; i < sums.count; i++) std::memcpy(sums.at + i, &HIDDEN, sizeof HIDDEN);
+    sums.hidden = true;
+}
+
+// An error where the thread has written sums since they were hidden.
+void check_hidden(Engine& e, const AsyncSums& sums) {
+    for (unsigned i = 0; i < sums.count; i++)
+        if (std::memcmp(sums.at + i, &HIDDEN, sizeof HIDDEN))
+            fault(e, "sums of an asynchronous product are written before the thread has waited for it");
+}
+
+AsyncSums* sums_at(Lane& lane, const float* at) {
+    for (AsyncSums& sums : lane.sums)
+        if (sums.at == at) return &sums;
+    return nullptr;
+}
+
 void finish_copies(Engine& e, Lane& lane, size_t count) {
     for (size_t i = 0; i < count; i++) {
         AsyncCopy c = lane.copies[i];
@@ -441,6 +478,7 @@ std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinis
             lane.groups.clear();
             lane.waited = !launch.early;
             lane.products.clear();
+            lane.sums.clear();
             lane.product_groups.clear();
             lane.open_products = 0;
             lane.fenced = false;
@@ -612,12 +650,23 @@ void emulator_product_access(const void* at, unsigned bytes) {
 
 void emulator_product_fence() { engine().lane().fenced = true; }
 
-void emulator_product(const void* what) {
+void emulator_product(const void* what, float* at, unsigned count) {
     Engine& e = engine();
     Lane& lane = e.lane();
     if (!lane.fenced) return fault(e, "an asynchronous product that no fence of its registers precedes");
-    lane.products.emplace_back();
-    std::memcpy(lane.products.back().data(), what, PRODUCT);
+    lane.products.push_back({{}, at});
+    std::memcpy(lane.products.back().what.data(), what, PRODUCT);
+    AsyncSums* sums = sums_at(lane, at);
+    if (sums) {
+        check_hidden(e, *sums);
+    } else {
+        lane.sums.push_back({});
+        sums = &lane.sums.back();
+        sums->at = at;
+        sums->count = count;
+        hide(*sums);
+    }
+    sums->products++;
     lane.open_products++;
 }
 
@@ -628,15 +677,28 @@ void emulator_product_commit() {
 }
 
 bool emulator_product_take(unsigned groups, void* what) {
-    Lane& lane = engine().lane();
+    Engine& e = engine();
+    Lane& lane = e.lane();
     auto& all = lane.product_groups;
     while (all.size() > groups && all.front() == 0) all.erase(all.begin());
     if (all.size() <= groups) {
         lane.fenced = !lane.products.empty();
+        auto ready = [](const AsyncSums& sums) { return sums.products == 0; };
+        lane.sums.erase(std::remove_if(lane.sums.begin(), lane.sums.end(), ready), lane.sums.end());
+        for (AsyncSums& sums : lane.sums)
+            if (!sums.hidden) hide(sums);
         return false;
     }
     all.front()--;
-    std::memcpy(what, lane.products.front().data(), PRODUCT);
+    const AsyncProduct& product = lane.products.front();
+    AsyncSums& sums = *sums_at(lane, product.sums);
+    if (sums.hidden) {
+        check_hidden(e, sums);
+        std::memcpy(sums.at, sums.before, sums.count * sizeof *sums.at);
+        sums.hidden = false;
+    }
+    sums.products--;
+    std::memcpy(what, product.what.data(), PRODUCT);
     lane.products.erase(lane.products.begin());
     return true;
 }

@@ -71,10 +71,11 @@ void emulator_cp_async_wait(unsigned groups);
 void emulator_publish();
 void emulator_product_access(const void* at, unsigned bytes);
 // Asynchronous products of this thread: what they are, in as many bytes as `EMULATOR_PRODUCT`, until a wait takes the oldest
-// of those before the last `groups` groups; false when there is none.
+// of those before the last `groups` groups; false when there is none. Until then nobody may use their sums, so there are other
+// numbers in their place.
 #define EMULATOR_PRODUCT 64
 void emulator_product_fence();
-void emulator_product(const void* what);
+void emulator_product(const void* what, float* sums, unsigned count);
 void emulator_product_commit();
 bool emulator_product_take(unsigned groups, void* what);
 void emulator_fault(const char* reason);

@@ -109,15 +109,17 @@ EMULATOR_PLAIN void mma_op(void* const* lanes, unsigned mask) {
 
 // A product of four warps of 16-bit elements: its sums, its matrices by descriptors (A may be in registers), columns.
 struct HalfGroupProduct {
+    static const unsigned char KIND = 1;
     float* c;
     uint64_t a, b;
-    uint32_t a_registers[4];
+    // What was in A's registers when the product began, and where they are.
+    uint32_t a_values[4];
+    const uint32_t* a_registers;
     int columns;
-    bool half, a_in_registers, adds;
+    bool half, adds;
     // Whether the elements of a column of Bᵀ lie beside each other, not those of a row.
     bool columns_together;
 };
-static_assert(sizeof(HalfGroupProduct) <= EMULATOR_PRODUCT, "it is kept in as many bytes");
 
 // Where the element at `row` (of A or of Bᵀ) and `k` is in shared memory, by the descriptor's own fields: a start, the distances
 // of larger steps (leading, stride), and which address bits are exchanged. All as in the PTX manual's layouts of matrices, and
@@ -153,14 +155,14 @@ EMULATOR_PLAIN inline void half_group_op(void* const* lanes, unsigned mask) {
     double a[16][16];
     for (int lane = 0; lane < 32; lane++) {
         const HalfGroupProduct* own = static_cast<HalfGroupProduct*>(lanes[lane]);
-        if (own->b != p->b || (!p->a_in_registers && own->a != p->a))
+        if (own->b != p->b || own->a != p->a)
             return emulator_fault("threads of a warp have other descriptors for a wgmma");
         for (int i = 0; i < 8; i++) {
             int row = lane / 4 + i / 2 % 2 * 8, k = lane % 4 * 2 + i / 4 * 8 + i % 2;
-            uint16_t bits = uint16_t(own->a_registers[i / 2] >> 16 * (i % 2));
-            a[row][k] = !p->a_in_registers ? described_value(p->a, warp * 16 + row, k, false, p->half)
-                        : p->half          ? float_of_f16(bits)
-                                           : float_of_bf16(bits);
+            uint16_t bits = uint16_t(own->a_values[i / 2] >> 16 * (i % 2));
+            a[row][k] = !p->a_registers ? described_value(p->a, warp * 16 + row, k, false, p->half)
+                        : p->half       ? float_of_f16(bits)
+                                        : float_of_bf16(bits);
         }
     }
     for (int eight = 0; eight < p->columns / 8; eight++) {
@@ -182,9 +184,11 @@ EMULATOR_PLAIN inline void half_group_op(void* const* lanes, unsigned mask) {
 }
 
 struct GroupProduct {
+    static const unsigned char KIND = 2;
     float* c;
     const uint8_t *a, *b;
-    int k, adds, warp;
+    int k;
+    bool adds;
 };
 // Element `at` of a row of 128 bytes.
 EMULATOR_PLAIN inline float swizzled_e4m3(const uint8_t* matrix, int row, int at) {
@@ -194,9 +198,10 @@ EMULATOR_PLAIN inline float swizzled_e4m3(const uint8_t* matrix, int row, int at
 EMULATOR_PLAIN inline void wgmma_op(void* const* lanes, unsigned mask) {
     if (mask != 0xffffffffu) return emulator_fault("wgmma needs all lanes of its warps");
     const GroupProduct* p = static_cast<GroupProduct*>(lanes[0]);
+    int warp = int(threadIdx.x % 128 / 32);
     double a[16][32];
     for (int row = 0; row < 16; row++)
-        for (int i = 0; i < 32; i++) a[row][i] = swizzled_e4m3(p->a, p->warp * 16 + row, p->k * 32 + i);
+        for (int i = 0; i < 32; i++) a[row][i] = swizzled_e4m3(p->a, warp * 16 + row, p->k * 32 + i);
     for (int eight = 0; eight < 16; eight++) {
         Row8 b[32], sums[16];
         for (int i = 0; i < 32; i++)
@@ -281,47 +286,66 @@ extern "C" void emulator_wait_for_previous();
 static inline void wait_for_previous() { emulator_wait_for_previous(); }
 static inline void wgmma_publish() { emulator_publish(); }
 static inline void wgmma_begin() { emulator_product_fence(); }
-static inline void wgmma_end() {}
+static inline void wgmma_commit() { emulator_product_commit(); }
+// Products are made when somebody waits for them, which is as late as they may be.
+template <class Product>
+EMULATOR_PLAIN static inline void wgmma_later(const Product& product, int sums) {
+    static_assert(sizeof(Product) < EMULATOR_PRODUCT, "it is kept in as many bytes with its kind");
+    unsigned char what[EMULATOR_PRODUCT] = {};
+    std::memcpy(what, &product, sizeof product);
+    what[EMULATOR_PRODUCT - 1] = Product::KIND;
+    emulator_product(what, product.c, unsigned(sums));
+}
+template <class Product>
+EMULATOR_PLAIN static inline bool wgmma_next(int groups, Product& product) {
+    unsigned char what[EMULATOR_PRODUCT];
+    if (!emulator_product_take(unsigned(groups), what)) return false;
+    if (what[EMULATOR_PRODUCT - 1] != Product::KIND)
+        emulator_fault("the emulator has products of FP8 for `wgmma_end`, and those of 16-bit elements for `wgmma_wait`");
+    std::memcpy(&product, what, sizeof product);
+    return true;
+}
+
 EMULATOR_PLAIN static inline void wgmma_e4m3(float (&c)[64], const void* a, const void* b, int k, bool adds) {
-    int thread = threadIdx.x % 128, rows[2] = {thread / 2, thread};
-    const void* matrices[2] = {a, b};
-    for (int i = 0; i < 2; i++) {
-        if (reinterpret_cast<uintptr_t>(matrices[i]) % 1024)
-            emulator_fault("a matrix of wgmma is not aligned to 1024 bytes");
-        for (int piece = 2 * k; piece < 2 * k + 2; piece++)
-            emulator_product_access(static_cast<const uint8_t*>(matrices[i]) + rows[i] * 128 + (piece ^ (rows[i] & 7)) * 16, 16);
+    if ((reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b)) % 1024)
+        emulator_fault("a matrix of wgmma is not aligned to 1024 bytes");
+    wgmma_later(emulator::GroupProduct{c, static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), k, adds}, 64);
+}
+EMULATOR_PLAIN static inline void wgmma_end() {
+    wgmma_commit();
+    emulator::GroupProduct product;
+    while (wgmma_next(0, product)) {
+        // The four warps read what is in shared memory together.
+        int thread = int(threadIdx.x % 128);
+        for (int piece = 2 * product.k; piece < 2 * product.k + 2; piece++) {
+            int row = thread / 2;
+            emulator_product_access(product.a + row * 128 + (piece ^ (row & 7)) * 16, 16);
+            emulator_product_access(product.b + thread * 128 + (piece ^ (thread & 7)) * 16, 16);
+        }
+        emulator_warp(0xffffffffu, emulator::wgmma_op, &product);
     }
-    emulator::GroupProduct arg = {c, static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b), k, adds, thread / 32};
-    emulator_warp(0xffffffffu, emulator::wgmma_op, &arg);
 }
 static inline uint32_t shared_address(const void* at) {
     return uint32_t(static_cast<const uint8_t*>(at) - static_cast<const uint8_t*>(emulator_dynamic_shared()));
 }
-// Products of 16-bit elements are made when somebody waits for them, which is as late as they may be.
-EMULATOR_PLAIN static inline void wgmma_later(const emulator::HalfGroupProduct& product) {
-    unsigned char what[EMULATOR_PRODUCT] = {};
-    std::memcpy(what, &product, sizeof product);
-    emulator_product(what);
-}
 template <bool HALF>
 EMULATOR_PLAIN static inline void wgmma_rows(float (&c)[64], uint64_t a, uint64_t b, bool adds) {
-    wgmma_later({c, a, b, {}, 128, HALF, false, adds, false});
+    wgmma_later(emulator::HalfGroupProduct{c, a, b, {}, nullptr, 128, HALF, adds, false}, 64);
 }
 template <bool HALF, int SUMS>
 EMULATOR_PLAIN static inline void wgmma_columns(float (&c)[SUMS], const uint32_t* a, uint64_t b) {
-    wgmma_later({c, 0, b, {a[0], a[1], a[2], a[3]}, SUMS * 2, HALF, true, true, true});
+    wgmma_later(emulator::HalfGroupProduct{c, 0, b, {a[0], a[1], a[2], a[3]}, a, SUMS * 2, HALF, true, true}, SUMS);
 }
-static inline void wgmma_commit() { emulator_product_commit(); }
 template <int GROUPS>
 EMULATOR_PLAIN static inline void wgmma_wait() {
-    unsigned char what[EMULATOR_PRODUCT];
-    while (emulator_product_take(GROUPS, what)) {
-        emulator::HalfGroupProduct product;
-        std::memcpy(&product, what, sizeof product);
+    emulator::HalfGroupProduct product;
+    while (wgmma_next(GROUPS, product)) {
+        // A card reads registers until then. Where what they were in has ended, they may have become others, there too.
+        if (product.a_registers && std::memcmp(product.a_registers, product.a_values, sizeof product.a_values))
+            emulator_fault("registers of A of an asynchronous product are written before the thread has waited for it");
         // The four warps read what is in shared memory together: pieces of 16 bytes, each by one thread.
         int thread = int(threadIdx.x % 128);
-        if (!product.a_in_registers)
-            emulator_product_access(emulator::described(product.a, thread / 2, thread % 2 * 8, false), 16);
+        if (!product.a_registers) emulator_product_access(emulator::described(product.a, thread / 2, thread % 2 * 8, false), 16);
         for (int i = thread; i < product.columns * 2; i += 128) {
             const uint8_t* at = product.columns_together
                                     ? emulator::described(product.b, i / 16 * 8, i % 16, true)

@@ -473,6 +473,33 @@ fn early_kernels_read_only_what_has_been_written() {
     assert_eq!(device.finish(), "");
 }
 
+/// What a product of four warps works with is not used before the wait for it: A's registers may be read, its sums not even that.
+#[test]
+fn registers_of_asynchronous_products_are_left_alone() {
+    let sums = "sums of an asynchronous product are written";
+    let cases = [
+        ("", [32.0 * (2.0 * 17.0 + 33.0); 128]),
+        ("registers of A of an asynchronous", [0.0; 128]),
+        (sums, [0.0; 128]),
+        (sums, [0.0; 128]),
+        ("", [f32::NAN; 128]),
+    ];
+    for (how, (expected, numbers)) in (0..).zip(cases) {
+        let Some(device) = Device::open() else { return };
+        let (one, out) = (device.upload(&[1f32]), device.alloc(512));
+        let found = device.run("group_products", 1, 128, 2048, &mut [out, one, how]);
+        if !expected.is_empty() {
+            assert!(found.contains(expected), "{how}: {found:?}");
+            assert!(found.contains("thread (70, 0, 0)"), "{how}: {found:?}");
+            continue;
+        }
+        assert_eq!(found, "");
+        let same = |(a, b): (&f32, &f32)| a == b || a.is_nan() && b.is_nan();
+        let got = device.download(out, 128);
+        assert!(got.iter().zip(&numbers).all(same), "{how}: {got:?}");
+    }
+}
+
 /// Memory of a pool is there once its stream has come to it, on other streams too, and goes back in that order. A pool that
 /// is destroyed while some of it is in use is an error.
 #[test]

@@ -127,3 +127,36 @@ extern "C" __global__ void early(float* out, const float* x, float* before, int 
     }
     out[i] = x[i] + y;
 }
+
+// Two products of four warps: each has a sum of 16 ones in every place. A thread may use what one of them still needs.
+extern "C" __global__ void group_products(float* out, const float* one, int how) {
+    extern __shared__ float tile[];
+    enum { RIGHT, WRITE_A, WRITE_SUMS, WRITE_SUMS_BETWEEN, READ_SUMS };
+    const uint32_t ones = 0x3f803f80;
+    store16(tile + threadIdx.x * 4, make_uint4(ones, ones, ones, ones));
+    wgmma_publish();
+    __syncthreads();
+    uint64_t b = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | shared_address(tile) >> 4;
+    uint32_t first_a[4], second_a[4];
+    float first[32], second[32], sum = 0;
+    for (int i = 0; i < 4; i++) first_a[i] = second_a[i] = ones;
+    for (int i = 0; i < 32; i++) first[i] = second[i] = 1;
+    bool wrong = threadIdx.x == 70;
+    wgmma_begin();
+    wgmma_columns<false>(first, first_a, b);
+    wgmma_commit();
+    wgmma_columns<false>(second, second_a, b);
+    if (how == WRITE_SUMS_BETWEEN && wrong) second[3] *= *one;
+    wgmma_columns<false>(second, second_a, b);
+    wgmma_commit();
+    wgmma_wait<1>();
+    // The first is there.
+    for (int i = 0; i < 4; i++) first_a[i] = 0;
+    for (int i = 0; i < 32; i++) first[i] *= 2;
+    if (how == WRITE_A && wrong) second_a[2] = 0;
+    if (how == WRITE_SUMS && wrong) second[31] *= *one;
+    if (how == READ_SUMS) sum += second[7];
+    wgmma_wait<0>();
+    for (int i = 0; i < 32; i++) sum += first[i] + second[i];
+    out[threadIdx.x] = sum + first_a[0];
+}
