@@ -114,8 +114,7 @@ impl KvDtype {
         ("int8", KvDtype::Int8),
     ];
 
-    /// What fits a model when nobody chose: f32 for an f32 model, so that nothing is rounded; else
-    /// f16.
+    /// The default for a model: f32 for an f32 model, so that nothing is rounded; else f16.
     pub fn for_model(model: &Model) -> Self {
         if model.is_f32() {
             KvDtype::F32
@@ -579,7 +578,7 @@ type ReferenceForm = Moe<Expanded>;
 /// Whether this machine may have a GPU that is worth asking its drivers for.
 ///
 /// Asking loads every driver, and keeps the software ones (40 MB with their compiler). On Linux a
-/// GPU has a device node, whoever made it; elsewhere only the drivers know.
+/// GPU of any vendor has a device node; elsewhere only the drivers know.
 fn may_have_gpu() -> bool {
     const NODES: [&str; 6] = [
         "/dev/dri",

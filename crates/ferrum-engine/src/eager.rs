@@ -1,6 +1,5 @@
-//! A small eager tensor API for those who experiment: host tensors in, host tensors out, computed on
-//! whatever device the dispatch has opened. Each call moves its data, so this is for trying things,
-//! not for speed; the forward path does not use it.
+//! A small eager tensor API for experiments: host tensors in, host tensors out, computed on the device that the dispatch
+//! has opened. Each call moves its data, so it is not fast; the forward path does not use it.
 
 use crate::BackendDispatch;
 use crate::dispatch::with_device;

@@ -27,7 +27,7 @@ pub struct EncoderTokenizer {
     tokenizer: Tokenizer,
     max_tokens: usize,
     vocab_size: usize,
-    /// The special tokens at the beginning of a text, and behind each text of a pair.
+    /// The special tokens at the beginning of a text, and after each text of a pair.
     cls: TokenId,
     sep: TokenId,
     /// Separators between the texts of a pair.
@@ -127,7 +127,7 @@ impl EncoderTokenizer {
         })
     }
 
-    /// Tokens that somebody else made of a text, as they are; at most the first `most`.
+    /// An input of tokens that the caller provides; at most the first `most`.
     ///
     /// # Errors
     /// `InvalidArgument` without a token, and for one that is not in the vocabulary.
@@ -244,7 +244,7 @@ impl Embedded {
     }
 }
 
-/// What is wanted of texts.
+/// Which outputs an encoder computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncoderWant {
     /// A vector of each, as the layers give it: not normalised.
@@ -258,7 +258,7 @@ pub enum EncoderWant {
 pub struct EncoderTask {
     /// The texts.
     pub inputs: Vec<EncoderInput>,
-    /// What is wanted of them.
+    /// Which outputs to compute.
     pub want: EncoderWant,
 }
 

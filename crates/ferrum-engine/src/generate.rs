@@ -7,7 +7,7 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::{Error, Result, TokenId};
 use std::time::{Duration, Instant};
 
-/// What is wanted of a generation.
+/// Parameters of a generation.
 #[derive(Clone, Debug, Default)]
 pub struct Generation {
     /// How tokens are chosen.

@@ -52,7 +52,7 @@ pub trait StepRunner: Send {
     ///
     /// Steps run in the order in which they were submitted, each as if the one before it had ended. With 2, a batch
     /// may have [`choices`](StepBatch::choices): tokens that the step in flight chooses, in rows of which
-    /// [`Readback::Token`] is wanted. Adapters may come while steps are in flight, and go while steps that do not
+    /// [`Readback::Token`] is read. Adapters may be added while steps are in flight, and unloaded while steps that do not
     /// name them are. A runner may be dropped with steps in flight.
     fn in_flight(&self) -> usize {
         1
@@ -69,15 +69,15 @@ pub trait StepRunner: Send {
         BatchInvariance::BitExact
     }
 
-    /// Hands in a step: writes the batch's keys and values, and reads what is wanted of its rows, one entry of
-    /// `wanted` for each of its `logit_rows`. Nothing of the arguments is looked at later.
+    /// Submits a step: writes the batch's keys and values, and reads of its rows what `wanted` says, one entry for each of
+    /// its `logit_rows`. The arguments are not read later.
     ///
     /// # Errors
     /// `InvalidArgument` when the batch does not fit the runner's sizes or the pool; what the device says.
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket>;
 
-    /// Waits for a step and hands over what was read of it. Steps are collected in the order in which they were
-    /// submitted. `out` is filled anew.
+    /// Waits for a step and returns what was read of it. Steps are collected in the order in which they were
+    /// submitted. `out` is overwritten.
     ///
     /// # Errors
     /// `InvalidArgument` for the ticket of another step; what the device says.
@@ -326,7 +326,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for RunnerGro
     }
 }
 
-/// A LoRA adapter on its way to the runner that it was loaded for, whose type it has in it.
+/// A loaded LoRA adapter, whose type is that of the runner for which it was loaded.
 pub struct LoadedAdapter(Box<dyn Any + Send>);
 
 impl LoadedAdapter {
@@ -360,7 +360,7 @@ impl AdapterLoader {
         Self(Arc::new(load))
     }
 
-    /// Reads an adapter, holds it against the model, and brings it to the device.
+    /// Reads an adapter, checks it against the model, and uploads it to the device.
     ///
     /// # Errors
     /// `Model` names the module that does not fit the model; what the device says.

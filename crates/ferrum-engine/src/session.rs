@@ -29,7 +29,7 @@ pub struct Session {
     adapter: Option<AdapterId>,
     /// What is read of each row of a step.
     wanted: Vec<Readback>,
-    /// How the device chooses the next token, where that is wanted.
+    /// Sampling parameters for the device, if it samples.
     sampling: SampleBatch,
     output: StepOutput,
 }
@@ -200,8 +200,8 @@ impl Session {
         self.cached.is_empty()
     }
 
-    /// Starts a sequence with `prompt`, keeping what the cache has in common with it, and reads what is wanted of
-    /// its last token. Gives the number of tokens that had to be computed.
+    /// Starts a sequence with `prompt`, keeping the common prefix in the cache, and reads the requested outputs of its last
+    /// token. Returns the number of tokens that had to be computed.
     ///
     /// # Errors
     /// `InvalidArgument` for an empty prompt; [`Error::ContextOverflow`].
@@ -250,7 +250,7 @@ impl Session {
         Ok(prompt.len() - keep)
     }
 
-    /// Appends a token, and reads what is wanted of it.
+    /// Appends a token, and reads the requested outputs.
     ///
     /// # Errors
     /// [`Error::ContextOverflow`].
@@ -273,12 +273,12 @@ impl Session {
         Readback::SAMPLED
     }
 
-    /// The logits of the last token, `[vocab]`; empty when they were not wanted.
+    /// The logits of the last token, `[vocab]`; empty if they were not requested.
     pub fn logits(&mut self) -> &mut [f32] {
         self.output.logits_mut()
     }
 
-    /// The next token, which the device chose; `None` when that was not wanted, or there is none.
+    /// The next token, which the device sampled; `None` if that was not requested, or there is none.
     pub fn token(&self) -> Option<TokenId> {
         self.chosen().ok()
     }
@@ -320,8 +320,8 @@ impl Session {
         self.feed(tokens, rows, each)
     }
 
-    /// Runs `tokens` as a new sequence in one step, and hands over the logits of every position and what is
-    /// [tapped](StepOutput::tapped) of all of them behind each of `layers`, `[layers, positions, hidden]`.
+    /// Runs `tokens` as a new sequence in one step, and returns the logits of every position and the hidden states
+    /// [tapped](StepOutput::tapped) after each of `layers`, `[layers, positions, hidden]`.
     ///
     /// # Errors
     /// Those of [`prefill`](Self::prefill), and of `each`; `InvalidArgument` for more tokens than fit a step, and for a

@@ -9,7 +9,7 @@ pub(crate) fn suffix_matches(window: &[TokenId], matches: &mut Vec<usize>) {
     let at = |i: usize| window[len - 1 - i];
     matches.clear();
     matches.resize(len, 0);
-    // The stretch `left..right` equals the start.
+    // The range `left..right` equals the start.
     let (mut left, mut right) = (0, 0);
     for back in 1..len {
         let mut matched = if back < right {

@@ -1,8 +1,8 @@
 //! Ranks that compute one model together (tensor parallelism): how they meet, and what each of them does.
 //!
 //! Rank 0 leads. It loads its part of a model like any model, with [`Ranks`] in the [`Placement`](crate::Placement), and
-//! gets a runner like any other. Before that, it tells the other ranks what to load, in a message of plain integers that
-//! they hold against the model that they find. Those ranks do nothing but [`serve_rank`]: load their part, follow the
+//! gets a runner like any other. Before that, it sends the other ranks what to load, in a message of plain integers that
+//! they check against their model files. Those ranks do nothing but [`serve_rank`]: load their part, follow the
 //! steps, and wait for the next model. Whether they are threads or processes is the group's business.
 
 use crate::dispatch::{
@@ -194,7 +194,7 @@ pub fn shut_down_ranks(end: &GroupHandle) -> Result<()> {
 /// opens for it, follows the steps, and waits for the next model, until [`shut_down_ranks`].
 ///
 /// # Errors
-/// What went wrong on this rank, which ends the group; that the group has ended.
+/// An error of this rank, which fails the group; or that the group has failed.
 pub fn serve_rank(
     end: &GroupHandle,
     open: &dyn Fn(&str) -> Result<Model>,
@@ -352,8 +352,8 @@ pub fn check_shard(model: &Model, ranks: usize) -> Result<()> {
     )))
 }
 
-/// The settings of one of several ranks on this machine: where nobody says how many threads each has, its share of those
-/// that one process would have.
+/// The settings of one of several ranks on this machine: without a number of threads, its share of the threads that one
+/// process would have.
 ///
 /// # Errors
 /// What the CPU says.

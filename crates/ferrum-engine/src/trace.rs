@@ -1,9 +1,9 @@
-//! What a model computes of a prompt, layer by layer, and how far two computations of it are apart: the question behind
-//! "this model feels wrong".
+//! Traces of a model's computation of a prompt, layer by layer, and the differences of two traces, to find out why a model
+//! seems wrong.
 //!
 //! A trace is made by a runner with a stage for each layer, as hidden states can be read where a stage ends. It can be
 //! stored, also by other programs, as a safetensors file: `tokens` `[n]` (I64), `logits` `[n, vocab]` and
-//! `hidden` `[layers, n, hidden]` (F32), the residual stream behind the first layers, as many as there are.
+//! `hidden` `[layers, n, hidden]` (F32), the residual stream after each of the first layers.
 
 use crate::{BackendDispatch, KvDtype, Placement};
 use ferrum_models::{LoadProgress, Model, RunnerConfig};
@@ -19,7 +19,7 @@ const MAX_FILE: u64 = 4 << 30;
 pub struct Trace {
     /// The prompt.
     pub tokens: Vec<TokenId>,
-    /// The residual stream behind the layers of which it is known: each a layer and `[tokens, hidden]`.
+    /// The residual stream after the layers for which it is known: each a layer and `[tokens, hidden]`.
     pub layers: Vec<(usize, Vec<f32>)>,
     /// `[tokens, vocab]`.
     pub logits: Vec<f32>,
@@ -258,7 +258,7 @@ impl Comparison {
 pub struct LayerDifference {
     /// The layer, from 0.
     pub layer: usize,
-    /// That of the residual stream behind it.
+    /// Difference of the residual stream after it.
     pub difference: Difference,
 }
 

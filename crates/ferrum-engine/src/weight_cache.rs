@@ -1,4 +1,4 @@
-//! A model's packed weights on their way from and to a [`WeightCache`].
+//! Loads a model's packed weights from a [`WeightCache`] and stores them in it.
 //!
 //! Weights that are in the cache are mapped. Those that are not are packed as ever, and written by a thread of
 //! its own with the lowest priority, from the memory that the model computes with: the first start is as fast as
@@ -70,7 +70,7 @@ impl KeptWeights {
             .is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Writes what is left, on this thread: the other one only runs when nobody else does.
+    /// Writes what is left, on this thread: the other one only runs when the cores are idle.
     pub fn finish(&mut self) {
         if let Some(write) = self.take() {
             write.run(&|| true);
@@ -96,7 +96,7 @@ impl Drop for KeptWeights {
     }
 }
 
-/// Packed weights on their way to a file.
+/// Packed weights that are being written to a file.
 #[derive(Debug)]
 struct Write {
     cache: WeightCache,

@@ -36,8 +36,8 @@ impl Bytes {
         }
         let file = File::open(path).map_err(open_error)?;
         // SAFETY: the map is read-only and private to this value, and it is only handed out as
-        // `&[u8]` that borrows it. The one obligation left is that nobody shortens or rewrites the
-        // file while it is mapped, which no program can enforce; as every other engine that maps
+        // `&[u8]` that borrows it. The one obligation left is that the file is not shortened or
+        // rewritten while it is mapped, which no program can enforce; as every other engine that maps
         // its weights, we document it (`Gguf::open`, `Safetensors::open`). No invariant of a Rust
         // type depends on the contents: readers re-check lengths whenever they decode.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| FormatError::io(path, "map", &e))?;
@@ -65,8 +65,8 @@ impl Bytes {
         }
     }
 
-    /// Gives the pages of a mapped file back to the system. They are read anew if somebody looks
-    /// again; until then they do not count as this process's memory.
+    /// Gives the pages of a mapped file back to the system. They are read again at the next access;
+    /// until then they do not count as this process's memory.
     pub(crate) fn release(&self) {
         #[cfg(unix)]
         if let Bytes::Mapped(map, _) = self {

@@ -5,7 +5,7 @@ use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A file at a moment: where it is, how long, and when it was changed. A file that is written anew or
+/// A file at a moment: where it is, how long, and when it was changed. A file that is rewritten or
 /// replaced has another identity, even under its old name with its old length and time of writing, because the
 /// system alone sets the time of change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -226,7 +226,7 @@ impl<'a> List<'a> {
         Ok(bytes.try_into().map_or(0, i32::from_le_bytes))
     }
 
-    /// A count of things of at least `size` bytes, held against what remains.
+    /// Reads a count of elements of at least `size` bytes, checked against the bytes that remain.
     fn count(&mut self, what: &str, size: usize) -> Result<usize> {
         let found = self.number(what)?;
         let most = (self.bytes.len() - self.pos) / size;
@@ -258,7 +258,7 @@ impl<'a> List<'a> {
     }
 
     fn floats(&mut self, what: &str, count: usize) -> Result<Vec<f32>> {
-        // `count` has been held against the bytes that remain.
+        // `count` has been checked against the bytes that remain.
         let (values, _) = self.take(4 * count, what)?.as_chunks::<4>();
         Ok(values.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }

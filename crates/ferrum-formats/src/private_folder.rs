@@ -1,7 +1,7 @@
 //! Folders of a cache that only their user may write to, and what stays free of their disk.
 //!
-//! Whoever can change what a cache holds can change what a model says, and whoever can read it may learn what a
-//! model was asked. So folders have mode 700 and files 600, and a folder that others can write to is refused.
+//! Write access to a cache allows changing the output of a model, and read access may reveal prompts. So folders have
+//! mode 700 and files 600, and a folder that others can write to is refused.
 
 use crate::{FormatError, Result};
 use std::fs::{self, OpenOptions};

@@ -17,7 +17,7 @@ use ferrum_models::{LoadProgress, WeightForm};
 use ferrum_types::{Error, Result};
 use texts::TextPreparation;
 
-/// The sentence that a label is put into where nobody says another one.
+/// The default sentence for a label.
 pub const TEMPLATE: &str = "This is a photo of {}.";
 
 /// What a label is put in the place of.
@@ -66,7 +66,7 @@ impl ImageClassifier {
                 "image and text encoders are read from folders".into(),
             ));
         };
-        // What is quickly read comes first: a wrong folder is told before weights are loaded.
+        // Small files are read first, so that a wrong folder is reported before weights are loaded.
         let transform = preprocessor::read(folder, model.spec.kind)?;
         let texts = TextPreparation::read(folder, &model.spec)?;
         let load = Load { model, progress };

@@ -16,7 +16,7 @@ pub(super) struct TextPreparation {
 
 #[derive(Debug)]
 enum Form {
-    /// CLIP: the tokenizer puts a token before and one behind.
+    /// CLIP: the tokenizer adds a token before and one after.
     Clip,
     /// SigLIP: one token ends the text, and padding follows up to `most`, which attention reads as the rest.
     Siglip {

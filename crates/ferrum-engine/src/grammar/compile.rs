@@ -25,15 +25,15 @@ const WHITE_SPACE: &str = r" |\n[ \t]{0,32}";
 /// Longest token that has a place in the trie; longer ones are never allowed.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// Most patterns of an object's `patternProperties`: each is held against each other, and against each name.
+/// Most patterns of an object's `patternProperties`: each is checked against each other, and against each name.
 const MAX_PATTERNS: u64 = 32;
 
 /// Most properties of an object that may be left out: after each may come any that follow it, and the parser keeps
 /// four items for each of those (see [`limits`]).
 const MAX_OPTIONAL: u64 = 250;
 
-/// How long whoever asks waits for a grammar: many times what large real ones take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a compilation: many times what large real grammars take on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Compiles grammars for one vocabulary, whose trie is built when it is first needed.
 pub struct GrammarCompiler {
@@ -81,7 +81,7 @@ impl GrammarCompiler {
         let compile = || {
             let (vocabulary, grammar) = (Arc::clone(&self.vocabulary), grammar.clone());
             let work = move || vocabulary.compile(&grammar);
-            self.threads.run(PATIENCE, work)
+            self.threads.run(TIMEOUT, work)
         };
         self.cache.get_or_compile(grammar, compile)
     }
@@ -122,7 +122,7 @@ impl Vocabulary {
         Ok(factory)
     }
 
-    /// All tokens by their bytes; what is no text behind a marker byte, which no text has.
+    /// All tokens by their bytes. Tokens that are not text have a marker byte first, which no text has.
     fn tokens(&self) -> TokEnv {
         let ends = self.tokenizer.eos_ids();
         let word = |id: TokenId| {
@@ -167,8 +167,8 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// The first line of what went wrong, and the last where it only leads up to that; not too much of it,
-/// as it goes into an answer.
+/// The first line of an error, and the last if the first only introduces it. The text is shortened, as it is part of a
+/// response.
 pub(super) fn words(error: &str) -> String {
     const MOST: usize = 300;
     let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -243,7 +243,7 @@ fn part(
         json_schema: schema,
         lark_grammar: lark,
     });
-    // Parts of parts would be named by whoever wrote the inner grammar; nobody does.
+    // Named parts of an inner grammar keep their own names; they do not occur in practice.
     for (name, grammar) in inner {
         part(name, grammar, out, bytes)?;
     }

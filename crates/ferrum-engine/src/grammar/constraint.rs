@@ -97,7 +97,7 @@ impl Constraint {
     pub(crate) fn guide(&self, stop_tokens: &[TokenId]) -> Guide {
         let matcher = self.matcher.lock();
         let matcher = matcher.unwrap_or_else(PoisonError::into_inner).clone();
-        // A token of text that somebody wants to stop at is one of the grammar's, too.
+        // A stop token that is text may also be part of the grammar.
         let is_text = |token: TokenId| {
             matcher.tok_env().is_ok_and(|env| {
                 let trie = env.tok_trie();

@@ -1,9 +1,9 @@
 //! Answers that keep to a grammar: JSON, a JSON schema, a regular expression, a choice, Lark or GBNF.
 //!
-//! A [`GrammarCompiler`] belongs to a vocabulary and makes a [`Constraint`] of a [`Grammar`], on the
-//! thread of whoever asks. A request carries the constraint; each of its choices has a guide, which says
-//! of every next token whether the grammar allows it. Threads of their own compute the masks while the
-//! step runs that computes the logits they are for, so nothing waits for them in between.
+//! A [`GrammarCompiler`] belongs to a vocabulary and compiles a [`Grammar`] to a [`Constraint`], on the
+//! thread of the caller. A request carries the constraint; each of its choices has a guide, which
+//! determines for every next token whether the grammar allows it. Separate threads compute the masks while the
+//! step runs whose logits they are for, so sampling rarely waits for them.
 //!
 //! A compiler keeps the grammars that it compiled last. What the masks of an answer take is charged to a
 //! budget of that answer, and one that takes too much fails: others wait for its masks.

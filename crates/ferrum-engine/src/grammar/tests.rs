@@ -429,7 +429,7 @@ fn special_tokens_are_allowed_only_where_they_are_named() {
         assert!(!constraint.accepts(tokens), "{tokens:?}");
     }
 
-    // A token of text at which somebody wants to stop is one of the grammar's.
+    // A stop token that is text is also part of the grammar.
     let b = byte_token(b'b');
     let mut guide = compile(&Grammar::Regex("ab?".into())).guide(&[b, ends[0]]);
     assert!(!guide.mask().unwrap().allows(b));
@@ -454,7 +454,7 @@ fn masks_of_drafts_are_those_of_tokens_one_by_one() {
         assert_eq!(allowed(&a), allowed(&b));
         assert_eq!(plain.accept(token), drafted.accept(token));
     }
-    // Nobody asks for the masks behind a draft that is not allowed.
+    // Masks after a forbidden draft token are not computed.
     let mut guide = constraint.guide(&[]);
     guide.begin(&[byte_token(b'x'), byte_token(b'y')], &threads);
     assert_eq!(

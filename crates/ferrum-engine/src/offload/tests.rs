@@ -24,7 +24,7 @@ fn layout(window: Option<usize>) -> KvBlockLayout {
     }
 }
 
-/// What parts have in common of a model with two groups and states.
+/// The origins of a model with two groups and states.
 fn origins(model: &str) -> Vec<Origin> {
     let layouts = EntryLayouts {
         groups: vec![layout(None), layout(Some(8))],
@@ -152,9 +152,9 @@ fn what_ram_has_reaches_the_disk_in_the_end() {
     assert_eq!(read, Some(vec![7; 100]));
 }
 
-/// The key of an image says nothing to other engines.
+/// The key of an image is meaningless to other engines.
 #[test]
-fn what_is_behind_an_image_stays_on_the_device() {
+fn blocks_after_an_image_stay_on_the_device() {
     let (origins, salt) = (origins("a"), CacheSalt::default());
     let image = crate::vision::FIRST_CACHE_KEY | 7;
     for (tokens, blocks) in [

@@ -45,7 +45,7 @@ pub struct HeadLoad<'a> {
     pub config: RunnerConfig,
 }
 
-/// A model that was loaded, and what came with it.
+/// A loaded model with its draft head and the outcome of the weight cache.
 pub struct LoadedParts {
     /// The model.
     pub session: Session,
@@ -475,7 +475,7 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadEarlier<'_, '_> {
 /// A runner of the model, and one of its draft head.
 type Runners = (Box<dyn StepRunner>, Option<Box<dyn StepRunner>>);
 
-/// Loads the last stage, behind the others, and a draft head beside it.
+/// Loads the last stage, after the others, and a draft head with it.
 struct LoadLast<'a, 'p, K: KvDtypeKind>(
     LoadPart<'a, 'p>,
     Vec<EarlierStage<K>>,

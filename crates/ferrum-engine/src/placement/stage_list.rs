@@ -64,7 +64,7 @@ impl FromStr for StageChoice {
             return fail("cpu without a number: there is one");
         }
         let (first, last) = layers.split_once('-').unwrap_or((layers, layers));
-        // More layers than any model has, so that one behind the last is a number, too.
+        // The limit exceeds the layers of any model, so that adding one cannot overflow.
         let number = |text: &str| text.trim().parse().ok().filter(|&n: &usize| n < 1 << 30);
         match (number(first), number(last)) {
             (Some(first), Some(last)) if first <= last => Ok(Self {

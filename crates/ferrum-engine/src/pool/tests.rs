@@ -1,4 +1,4 @@
-//! Random operations on a pool beside a model that is too simple to be wrong: for each block, the
+//! Random operations on a pool and on a model that is too simple to be wrong: for each block, the
 //! tokens whose keys it would hold.
 
 use super::*;

@@ -134,9 +134,9 @@ impl Sampler {
         self.params.is_for_devices() && logprobs.is_none_or(|n| n <= MAX_LOGPROBS)
     }
 
-    /// Says in `batch` how a device is to choose the token after `tokens`, for settings that
+    /// Adds to `batch` the parameters with which a device samples the token after `tokens`, for settings that
     /// [`are for devices`](Self::is_for_devices). Where the step before this one is in flight, there is one more token
-    /// in between, which row `last` of that step chooses. `logprobs` alternatives are wanted. Of `vocab` tokens, those
+    /// in between, which row `last` of that step chooses. `logprobs`: the number of alternatives. Of `vocab` tokens, those
     /// whose bit in `mask` is not set are forbidden; an empty one forbids none.
     pub fn sample_on_device(
         &mut self,

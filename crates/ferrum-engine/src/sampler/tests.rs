@@ -334,7 +334,7 @@ fn penalties_by_table() {
 }
 
 proptest! {
-    /// Counts that go on from step to step are those of counting anew, also when tokens are taken back.
+    /// Counts that are updated from step to step equal counts from scratch, also when tokens are taken back.
     #[test]
     fn penalties_do_not_depend_on_the_steps_before(
         tokens in prop::collection::vec(0u32..6, 1..40),

@@ -50,7 +50,7 @@ fn new(id: u64, prompt: Vec<TokenId>) -> NewSequence {
 /// Blocks and windows of groups.
 type Groups = &'static [(usize, Option<usize>)];
 
-/// What is known of a request beside the scheduler.
+/// The test's own record of a request.
 struct Asked {
     left: usize,
     /// Where its images are, and which they are.
@@ -88,7 +88,7 @@ struct Sim {
     images: Vec<ImageEmbeddings>,
 }
 
-/// A step on its way, with what its batch says.
+/// A step in flight, with the contents of its batch.
 struct Flight {
     plan: StepPlan,
     batch: Vec<Run>,
@@ -248,9 +248,9 @@ impl Sim {
         let batch: Vec<_> = plan
             .sequences()
             .iter()
-            .map(|&scheduled| self.ask(scheduled))
+            .map(|&scheduled| self.expected_run(scheduled))
             .collect();
-        // What a step in flight writes to is nobody else's.
+        // No other sequence uses blocks that a step in flight writes to.
         let size = self.scheduler.pool().block_size();
         for before in self.flight.iter().flat_map(|flight| &flight.batch) {
             let others = batch
@@ -306,7 +306,7 @@ impl Sim {
         }
     }
 
-    /// A group with a window holds no more blocks than that and the steps on their way need.
+    /// A group with a window holds no more blocks than the window and the steps in flight need.
     fn check_windows(&self, run: &Run) {
         let size = self.scheduler.pool().block_size();
         let table = &self.scheduler.sequence(run.scheduled.seq).unwrap().table;
@@ -328,8 +328,8 @@ impl Sim {
         }
     }
 
-    /// What the batch says of one sequence; a token that is due is the one that will come.
-    fn ask(&self, scheduled: ScheduledSequence) -> Run {
+    /// The expected batch contents of one sequence; a pending token is the one that will be generated.
+    fn expected_run(&self, scheduled: ScheduledSequence) -> Run {
         let seq = self.scheduler.sequence(scheduled.seq).unwrap();
         let mut tokens = seq.tokens().to_vec();
         tokens.extend((0..seq.pending_tokens()).map(|_| next_token(seq)));
@@ -486,7 +486,7 @@ impl Sim {
             .any(|scheduled| scheduled.seq == id && scheduled.gives_token)
     }
 
-    /// Comes, goes or steps, as `dice` says.
+    /// Adds or removes a sequence, or steps, as `dice` says.
     fn operate(&mut self, mut dice: impl FnMut(u32) -> u32) {
         let capacity = self.scheduler.capacity() as u32;
         match dice(9) {
@@ -543,7 +543,7 @@ impl Sim {
         }
     }
 
-    /// Steps until everybody has ended.
+    /// Steps until all sequences have ended.
     fn drain(&mut self) {
         let most = self.scheduler.counters().steps + 10_000;
         while !self.asked.is_empty() || self.flight.is_some() {

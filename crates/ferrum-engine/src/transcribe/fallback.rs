@@ -1,8 +1,8 @@
 //! Temperature fallback: a window whose text looks wrong is decoded again at a higher temperature (Radford et al., 2022,
 //! section 4.5).
 //!
-//! Greedy decoding of speech sometimes repeats itself until the window is full, or writes text where nobody speaks. Both
-//! show in figures of the text: how well it compresses, how likely its tokens are, and how likely silence is.
+//! Greedy decoding of speech sometimes repeats itself until the window is full, or generates text without speech. Both are
+//! detected by statistics of the text: how well it compresses, how likely its tokens are, and how likely silence is.
 
 use super::rules::likeliest;
 use ferrum_types::{Error, Result, TokenId};
@@ -47,7 +47,7 @@ pub struct WindowFigures {
     pub average_logprob: f32,
     /// Bytes of its text by those of the text compressed with zlib.
     pub compression_ratio: f32,
-    /// Probability that nobody speaks; 0 for a vocabulary without a token for it.
+    /// Probability that the window has no speech; 0 for a vocabulary without a token for it.
     pub no_speech: f32,
 }
 

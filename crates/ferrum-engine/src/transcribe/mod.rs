@@ -2,7 +2,7 @@
 //!
 //! Long recordings are read window by window. Where the next window begins is what the timestamps of the text say (the
 //! algorithm of the paper: Radford et al., 2022, section 3.8). Tokens are chosen greedily, and again at higher temperatures
-//! where that went wrong ([`Fallback`]). Without a fallback the results are those of `generate` in `transformers` without
+//! where that failed ([`Fallback`]). Without a fallback the results are those of `generate` in `transformers` without
 //! conditions on earlier text.
 
 mod fallback;
@@ -28,7 +28,7 @@ use special::SpeechTokens;
 use std::ops::ControlFlow;
 use windows::{TimedTokens, split, whole};
 
-/// What is wanted of a recording.
+/// Options of a transcription.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TranscribeOptions {
     /// Its language by its code (`en`); `None`: the model says.
@@ -59,12 +59,12 @@ impl Default for TranscribeOptions {
     }
 }
 
-/// A recording and what is wanted of it.
+/// A recording and the options of its transcription.
 #[derive(Clone, Debug)]
 pub struct TranscribeTask {
     /// Samples at [`RATE`] per second.
     pub samples: Vec<f32>,
-    /// What is wanted.
+    /// The options.
     pub options: TranscribeOptions,
 }
 
@@ -206,7 +206,8 @@ impl Transcriber {
         })
     }
 
-    /// The tokens that begin each text; the language is that of the window that was read last where nobody says it.
+    /// The tokens that begin each text. Without a language option, the language is detected in the window that was read
+    /// last.
     fn begin(&mut self, options: &TranscribeOptions) -> Result<Begin> {
         let sot = self.inner.spec().start;
         let mut begin = self.prompt(options.prompt.as_deref())?;
@@ -233,7 +234,7 @@ impl Transcriber {
         })
     }
 
-    /// The tokens of a prompt behind the one that says so; none without a prompt.
+    /// The token that begins a prompt and the last tokens of the prompt that fit; none without a prompt.
     fn prompt(&self, prompt: Option<&str>) -> Result<Vec<TokenId>> {
         let text = prompt.map(str::trim).filter(|text| !text.is_empty());
         let Some(text) = text else {

@@ -5,7 +5,7 @@ use ferrum_formats::{HfConfig, ModelSource};
 use ferrum_models::whisper::WhisperModel;
 use ferrum_types::{Error, Result, TokenId};
 
-/// Tokens that say what is wanted, and those that are not to be written.
+/// Tokens that control the task, and tokens that must not be generated.
 pub(super) struct SpeechTokens {
     /// Ends a text; all tokens below it are text.
     pub(super) eot: TokenId,
@@ -13,7 +13,7 @@ pub(super) struct SpeechTokens {
     pub(super) languages: Vec<(String, TokenId)>,
     transcribe: Option<TokenId>,
     translate: Option<TokenId>,
-    /// Says that no timestamps are wanted; those are behind it.
+    /// Disables timestamps; the timestamp tokens follow it in the vocabulary.
     pub(super) no_timestamps: TokenId,
     /// Never written.
     pub(super) suppressed: Vec<TokenId>,
@@ -23,7 +23,7 @@ pub(super) struct SpeechTokens {
     pub(super) max_initial: Option<usize>,
     /// Begins a prompt.
     pub(super) previous: Option<TokenId>,
-    /// Says that nobody speaks.
+    /// Marks a window without speech.
     pub(super) no_speech: Option<TokenId>,
 }
 

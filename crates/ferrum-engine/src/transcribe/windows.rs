@@ -60,7 +60,7 @@ pub(super) fn split(
         begin = border;
     }
     let moved = match ends_single {
-        // Nothing is said behind it.
+        // There is no speech after it.
         true => frames,
         // What was begun and not ended is read again.
         false => time(tokens[begin - 1]) * FRAMES,

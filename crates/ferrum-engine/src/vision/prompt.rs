@@ -57,7 +57,7 @@ impl ImagePrompt {
         self.count
     }
 
-    /// A rendered prompt with the tokens of its images. A place that stands behind `mark` is no place: somebody spelled it out.
+    /// A rendered prompt with the tokens of its images. A placeholder after `mark` is none: the text of a message contains it.
     ///
     /// # Errors
     /// `InvalidArgument` when it has not as many places for images as there are images.

@@ -1,4 +1,4 @@
-//! Draft heads under the engine: answers are those without one, to the bit, and right guesses save steps.
+//! Draft heads under the engine: answers are those without one, to the bit, and accepted drafts save steps.
 
 use crate::invariance::{ROOMY, assert_same};
 use crate::{Answered, collect, greedy, sampled};
@@ -240,7 +240,7 @@ fn grammars_hold_drafts_of_heads() {
 fn a_head_that_is_right_saves_steps() {
     let cycles = [
         (Pair::mtp("drafts/glm4-moe-cycle"), 4),
-        // Its second guess is that of another position.
+        // Its second draft token is that of another position.
         (
             Pair::eagle3(
                 "drafts/llama-cycle-eagle3-target",

@@ -52,10 +52,10 @@ fn start(runner: Scripted, on_device: bool) -> Engine {
 
 #[test]
 fn an_answer_ends_where_its_grammar_does() {
-    // What the model would say, the grammar, what comes of it, and why it ended.
+    // The model's text, the grammar, the output, and the finish reason.
     let stop = FinishReason::Stop;
     let cases = [
-        // It may end, and the model ends it; it may not, and the model has to go on.
+        // The model ends where the grammar allows it, and continues where it does not.
         ("abc", "[a-z]+", "abc", stop),
         ("abc", "[a-z]{3}", "abc", stop),
         ("abcdef", "[a-z]{3}", "abc", stop),

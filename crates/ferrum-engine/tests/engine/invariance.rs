@@ -162,10 +162,10 @@ fn alone_or_with_fifteen_others_cached_or_not_preempted_or_not() {
     assert_same(&all_at_once(&cached), &expected, "with a warm cache");
     assert!(cached.handle().stats().cached_tokens > 100);
 
-    let guessing = start(&model, ROOMY, EngineConfig::default());
-    let guessed = submit_all(&guessing, |request| request.draft_tokens = 6);
-    assert_same(&guessed, &expected, "with drafts");
-    let stats = guessing.handle().stats();
+    let drafting = start(&model, ROOMY, EngineConfig::default());
+    let drafted = submit_all(&drafting, |request| request.draft_tokens = 6);
+    assert_same(&drafted, &expected, "with drafts");
+    let stats = drafting.handle().stats();
     assert!(stats.accepted_tokens > 0, "{stats:?}");
 
     let tight = RunnerConfig {
@@ -286,7 +286,7 @@ fn a_draft_model_changes_how_many_steps_there_are_and_nothing_else() {
     let model = demo();
     let plain = start(&model, ROOMY, EngineConfig::default());
     let expected = all_at_once(&plain);
-    let guessing = |draft: RunnerConfig| {
+    let drafting = |draft: RunnerConfig| {
         let config = RunnerConfig {
             max_logit_rows: 64,
             ..ROOMY
@@ -311,14 +311,14 @@ fn a_draft_model_changes_how_many_steps_there_are_and_nothing_else() {
         ..ROOMY
     };
     for draft in [ROOMY, small] {
-        let engine = guessing(draft);
+        let engine = drafting(draft);
         for round in 0..3 {
             let found = all_at_once(&engine);
             assert_same(&found, &expected, &format!("with {draft:?}, round {round}"));
         }
         let stats = engine.handle().stats();
         assert!(stats.accepted_tokens > 0, "{stats:?}");
-        // Sampled tokens are not always the likeliest, so some guesses are wrong.
+        // Sampled tokens are not always the likeliest, so some drafts are rejected.
         assert!(stats.accepted_tokens < stats.draft_tokens, "{stats:?}");
     }
 }

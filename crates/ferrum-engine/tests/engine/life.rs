@@ -1,4 +1,4 @@
-//! The life of requests: who is in which step, who ends when, and what it took.
+//! Lifecycle of requests: which steps they are in, when they end, and their usage.
 
 use crate::scripted::{CONFIG, Scripted};
 use crate::{collect, greedy, sampled};
@@ -14,7 +14,7 @@ fn checking() -> EngineConfig {
     }
 }
 
-/// Waits until nothing is running, and holds the books against that.
+/// Waits until nothing is running, and checks that the statistics agree.
 fn assert_idle(engine: &Engine) {
     let handle = engine.handle();
     loop {
@@ -436,7 +436,7 @@ fn the_context_and_the_pool_end_an_answer() {
 }
 
 #[test]
-fn right_guesses_save_steps_and_change_nothing() {
+fn accepted_drafts_save_steps_and_change_nothing() {
     // An answer that repeats itself every seven tokens.
     let said: Vec<_> = (10..17).collect();
     let roomy = RunnerConfig {
@@ -455,8 +455,8 @@ fn right_guesses_save_steps_and_change_nothing() {
         (answered, engine.handle().stats())
     };
     let (plain, all) = ask(0);
-    let (guessed, few) = ask(16);
-    assert_eq!(plain, guessed);
+    let (drafted, few) = ask(16);
+    assert_eq!(plain, drafted);
     assert_eq!((all.steps, all.draft_tokens), (100, 0));
     assert!(few.steps < 40, "{few:?}");
     assert_eq!(few.generated_tokens, 100);

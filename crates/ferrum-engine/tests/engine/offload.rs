@@ -134,7 +134,7 @@ fn tenants_share_nothing_outside_of_the_device_either() {
     assert!(cached(&again) > 0);
 }
 
-/// The answers of an engine that begins with a folder, and what came from there.
+/// The outputs of an engine that starts with a folder, and its offload statistics.
 fn restarted(dir: &Path, model: &str, ram: u64) -> (Vec<Answered>, OffloadStats) {
     let store = store(ram, Some(dir));
     let engine = engine(TIGHT, model, Some(&store));
@@ -198,13 +198,13 @@ fn damaged_files_are_removed_and_computed_anew() {
     assert_same(&again, &first, "with damaged files");
     assert_eq!(found.disk_hit_tokens, 0, "{found:?}");
     assert!(found.damaged >= requests().len() as u64, "{found:?}");
-    // What was computed anew is there at the next start.
+    // Blocks that were computed again are in the folder at the next start.
     let (third, found) = restarted(dir.path(), "demo", 0);
     assert_same(&third, &first, "after the damage");
     assert!(found.disk_hit_tokens > 0, "{found:?}");
 }
 
-/// Answers of an engine with room for two prompts, twice; what came back from RAM, and what from the disk.
+/// Runs requests twice on an engine with room for two prompts. Returns the tokens restored from RAM and from disk.
 fn twice(model: &Model, config: RunnerConfig, requests: &[Request], store: &KvOffload) -> [u64; 2] {
     let alone = Engine::start(
         session(model, config).into_runner(),
@@ -260,7 +260,7 @@ fn windows_and_states_come_back_too() {
         assert!(ram > 50, "{ram}");
         // How much is on the disk by the second round depends on the disk; the answers do not.
         twice(model, *config, requests, &store(0, Some(files.path())));
-        // After a restart, and with damaged files, which are computed anew.
+        // After a restart, and with damaged files, whose tokens are computed again.
         let [_, disk] = twice(model, *config, requests, &store(0, Some(files.path())));
         assert!(disk > 50, "{disk}");
         for (i, path) in self::files(files.path()).iter().enumerate() {

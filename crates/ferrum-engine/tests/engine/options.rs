@@ -35,7 +35,7 @@ fn ask(engine: &Engine, request: Request) -> Answered {
 fn an_answer_has_its_least_number_of_tokens() {
     let (engine, len) = saying("one two");
     assert_eq!(ask(&engine, ending(20)).tokens().len(), len);
-    // With guesses, several rows of one step are on both sides of the limit.
+    // With drafts, several rows of one step are on both sides of the limit.
     for (draft_tokens, n) in [(0, 1), (6, 1), (0, 3), (6, 3)] {
         for least in [0, len, len + 1, len + 4, 2 * len] {
             let mut request = ending(40);

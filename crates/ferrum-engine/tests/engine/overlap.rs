@@ -95,7 +95,7 @@ fn answers(engine: &Engine, asked: &[Asked]) -> Vec<Answered> {
         .zip(asked.iter().map(leaves))
         .enumerate()
         .collect();
-    // Those who leave are read first.
+    // Streams that are dropped are read first.
     streams.sort_by_key(|(_, (_, leaves))| leaves.unwrap_or(usize::MAX));
     let read = |(index, (stream, leaves)): (usize, (EventStream, Option<usize>))| match leaves {
         Some(events) => (index, read_some(stream, events)),

@@ -131,7 +131,7 @@ impl Scripted {
         self
     }
 
-    /// Waits before each step for a word; all steps run once nobody can say one any more.
+    /// Waits for a message before each step; all steps run once the sender is dropped.
     pub(crate) fn gated(mut self) -> (Self, Sender<()>) {
         let (sender, gate) = channel();
         self.gate = Some(gate);
@@ -282,7 +282,7 @@ impl Scripted {
         (token, told)
     }
 
-    /// What is wanted of the rows of the step.
+    /// Fills the requested outputs of the step.
     fn fill(&mut self, batch: &StepBatch, wanted: &[Readback]) {
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
         assert_eq!(wanted.len(), self.rows.len());

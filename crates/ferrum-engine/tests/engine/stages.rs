@@ -38,8 +38,8 @@ fn answers_are_those_of_one_stage() {
     let roomy = start_staged(&model, ROOMY, EngineConfig::default());
     assert_same(&all_at_once(&roomy), &expected, "on stages");
     assert_same(&all_at_once(&roomy), &expected, "with a warm cache");
-    let guessed = submit_all(&roomy, |request| request.draft_tokens = 6);
-    assert_same(&guessed, &expected, "with drafts");
+    let drafted = submit_all(&roomy, |request| request.draft_tokens = 6);
+    assert_same(&drafted, &expected, "with drafts");
     let stats = roomy.handle().stats();
     assert!(
         stats.cached_tokens > 100 && stats.accepted_tokens > 0,

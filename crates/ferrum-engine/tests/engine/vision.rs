@@ -20,7 +20,7 @@ const SOFT: TokenId = 304;
 const CONFIG: RunnerConfig = RunnerConfig {
     context: 192,
     max_seqs: 4,
-    // An image of 9 tokens fits beside three who decode, and most prompts need several steps.
+    // An image of 9 tokens fits into a step in which three sequences decode, and most prompts need several steps.
     max_tokens: 13,
     max_logit_rows: 13,
     kv_tokens: 4 * 192,
@@ -193,7 +193,7 @@ fn answers_are_those_of_transformers_alone_and_among_others() {
 }
 
 #[test]
-fn a_model_may_guess_without_seeing() {
+fn a_draft_model_need_not_see_images() {
     let mut fixture = Fixture::open();
     let (request, expected) = fixture.request(2, None);
     let draft = DraftRunner {

@@ -43,8 +43,8 @@ fn windows_change_no_bit_cached_or_not_preempted_or_not() {
         assert_same(&all_at_once(&grouped), &expected, &how("warm"));
         let stats = grouped.handle().stats();
         assert!(stats.cached_tokens > 100, "{stats:?}");
-        let guessed = submit_all(&grouped, |request| request.draft_tokens = 6);
-        assert_same(&guessed, &expected, &how("with drafts"));
+        let drafted = submit_all(&grouped, |request| request.draft_tokens = 6);
+        assert_same(&drafted, &expected, &how("with drafts"));
 
         let tight = RunnerConfig {
             kv_tokens: 176,
@@ -92,7 +92,7 @@ fn a_session_keeps_what_its_windows_reach() {
         let rest = text[at..len].iter().map(|t| t + 1);
         text[..at].iter().copied().chain(rest).collect::<Vec<_>>()
     };
-    // What goes back a little is kept, what goes back behind the window's blocks is computed anew.
+    // The cache is kept if the prompt goes back a little, and computed again if it goes back past the window's blocks.
     for (prompt, computed) in [
         (text[..40].to_vec(), 40),
         (text[..150].to_vec(), 110),
@@ -157,7 +157,7 @@ fn a_session_goes_on_from_bytes_of_what_its_windows_reach() {
 }
 
 #[test]
-fn a_draft_model_with_windows_guesses_as_with_all_keys() {
+fn a_draft_model_with_windows_drafts_as_with_all_keys() {
     let model = windowed(&[None, Some(20), Some(9)]);
     let requests: Vec<_> = ["The fox", "One day there was", "It was"]
         .map(|text| greedy(&encode(&format!("{text} {}", "and then ".repeat(9))), 40))
@@ -187,7 +187,7 @@ fn a_draft_model_with_windows_guesses_as_with_all_keys() {
         let engine = Engine::start(runners, Some(demo_tokenizer()), EngineConfig::default());
         let engine = engine.unwrap();
         assert_same(&ask(&engine), &expected, "with the model as its own draft");
-        // The same model, so every guess is right, but for those behind the end.
+        // It is the same model, so every draft token is accepted, except those after the end.
         let stats = engine.handle().stats();
         let wrong = stats.draft_tokens - stats.accepted_tokens;
         assert!(

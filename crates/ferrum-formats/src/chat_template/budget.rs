@@ -11,7 +11,7 @@ use std::fmt;
 pub const MAX_STEPS: u64 = 1 << 23;
 /// Bytes of all values that one rendering may make, alive or not.
 pub const MAX_VALUE_BYTES: u64 = MAX_STEPS * BYTES_PER_STEP;
-/// Bytes of a rendered prompt, and of what macros and blocks render on the way to it.
+/// Bytes of a rendered prompt, and of the output of macros and blocks that it consists of.
 pub const MAX_OUTPUT_BYTES: u64 = 1 << 26;
 /// Levels of scopes and calls within each other; a call of a macro counts as four or more.
 pub const MAX_DEPTH: u32 = 450;

@@ -148,7 +148,7 @@ fn check(source: &str) -> Result<(), TemplateError> {
                             return Err(syntax_error(line, reason));
                         }
                     }
-                    // Not of transformers, and what the engine's compiler makes of it leaves values behind.
+                    // Transformers does not have it, and minijinja's code for it leaves values on the stack.
                     "do" => return Err(syntax_error(line, "`do` is not supported")),
                     "set" if is_assignment(&tag) => {}
                     block @ ("for" | "if" | "set" | "with" | "filter" | "macro" | "call") => {
@@ -223,7 +223,7 @@ fn without_generation(source: &str) -> String {
     out + rest
 }
 
-/// Writes a program anew.
+/// Rewrites a program.
 struct Rewriter<'s> {
     out: Instructions<'s>,
     length: u32,

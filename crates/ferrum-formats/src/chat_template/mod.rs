@@ -155,8 +155,8 @@ impl ChatTemplate {
 
     /// The prompt for a conversation.
     ///
-    /// As in `render_jinja_template` of transformers: a null of a message is there and is null (who
-    /// takes messages of the OpenAI API, where `"content": null` means none, removes such keys
+    /// As in `render_jinja_template` of transformers: a null of a message is there and is null (callers
+    /// with messages of the OpenAI API, where `"content": null` means none, remove such keys
     /// first), and reasoning given under another name is also `reasoning_content`.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String, TemplateError> {
         let variant = self.variant(input.template, input.tools.is_some())?;

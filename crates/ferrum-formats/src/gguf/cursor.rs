@@ -75,7 +75,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A count of things of at least `min_size` bytes each, held against what remains.
+    /// Reads a count of elements of at least `min_size` bytes each, checked against the bytes that remain.
     pub(super) fn count(&mut self, min_size: usize, what: fmt::Arguments<'_>) -> Result<usize> {
         let n = self.u64(what)?;
         let needed = n.saturating_mul(min_size as u64);

@@ -188,7 +188,7 @@ fn sort_names(path: &Path, entries: &[Entry]) -> Result<Vec<u32>> {
     }
 }
 
-/// Turns offsets into places in the file; each must be aligned, inside, and nobody else's.
+/// Turns offsets into ranges of the file. Each must be aligned, inside the file, and overlap no other.
 fn place(
     path: &Path,
     entries: &mut [Entry],

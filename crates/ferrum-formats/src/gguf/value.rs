@@ -1,7 +1,7 @@
 //! Metadata values: the thirteen types, borrowed views of them, and how they are encoded.
 //!
 //! Views decode on demand from the mapped file, so a vocabulary of 150 000 strings costs nothing
-//! until somebody asks for it.
+//! until it is read.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ impl ValueType {
         }
     }
 
-    /// Smallest encoded size: what a count is held against before it is believed.
+    /// Smallest encoded size, against which a count is checked before memory is allocated for it.
     pub(super) const fn min_size(self) -> usize {
         match self {
             ValueType::String => 8,

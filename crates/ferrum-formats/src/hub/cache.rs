@@ -222,7 +222,7 @@ impl CachedRepo {
         self.dir.join("blobs").join(etag.as_str())
     }
 
-    /// Takes the right to write a blob, if nobody else has it. Other libraries hold the same lock.
+    /// Locks a blob for writing, if it is not locked. Other libraries use the same lock.
     ///
     /// # Errors
     /// [`FormatError::Io`] when the folders cannot be made, or the file system has no locks.
@@ -263,7 +263,7 @@ impl CachedRepo {
         }
         let up = "../".repeat(2 + file.matches('/').count());
         let target = format!("{up}blobs/{etag}");
-        // Under a name of its own first: nobody ever sees the file missing.
+        // The link is made under another name first, so that the file is never missing.
         let draft = path.with_file_name(format!(".{etag}.{}.link", std::process::id()));
         let made = make_link(Path::new(&target), &self.blob(etag), &draft)
             .and_then(|()| fs::rename(&draft, &path));
@@ -376,8 +376,8 @@ fn make_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(|e| FormatError::io(path, "make", &e))
 }
 
-/// A link at `path` to `target`, relative to it; where a system has no links for everybody, the blob
-/// under a second name.
+/// Creates a link at `path` to `target`, relative to it. On systems without symbolic links for all users, this is a hard
+/// link to the blob, or a copy.
 fn make_link(target: &Path, blob: &Path, path: &Path) -> std::io::Result<()> {
     drop(fs::remove_file(path));
     #[cfg(unix)]

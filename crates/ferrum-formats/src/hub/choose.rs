@@ -1,4 +1,4 @@
-//! Which files of a repository make the model that somebody asked for.
+//! Chooses the files of a repository that make the requested model.
 //!
 //! The same rules hold for what a hub lists and for what a cache holds, so a cached model is found
 //! without asking anybody.
@@ -28,14 +28,13 @@ const TEMPLATES: &str = "additional_chat_templates/";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What is taken of several GGUF files when nobody says: the usual choice, else what is as good as the
-/// original.
+/// Default of several GGUF files: the usual choice, else the one that is as good as the original.
 const USUAL: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
 /// Most names in a message.
 const MAX_NAMES: usize = 24;
 
-/// What a command needs of a model.
+/// Which files of a model a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DownloadScope {
     /// All of it.
@@ -58,7 +57,7 @@ pub struct Choice {
 /// The weights of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Weights {
-    /// Not wanted.
+    /// Not needed.
     None,
     /// GGUF files, which are all of the model: one, or its parts in their order.
     Gguf(Vec<String>),
@@ -128,7 +127,7 @@ impl Listing<'_> {
         }
     }
 
-    /// The file that somebody named.
+    /// The file that was named.
     fn named(&self, wanted: &str, scope: DownloadScope) -> Result<Choice> {
         if !self.has(wanted) {
             let ggufs = self.ggufs();
@@ -165,7 +164,7 @@ impl Listing<'_> {
         ))
     }
 
-    /// What is meant when nobody names a file.
+    /// The default, without a named file.
     fn usual(&self, scope: DownloadScope) -> Result<Choice> {
         if scope == DownloadScope::Tokenizer && self.has("tokenizer.json") {
             return Ok(self.folder(Weights::None, false));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Fewest digits of a commit that name it.
 const MIN_PREFIX: usize = 7;
 
-/// What would go: a plan, so that somebody can be asked first.
+/// A plan of what to remove, so that it can be confirmed first.
 #[derive(Debug)]
 pub struct Removal {
     repo: CachedRepo,
@@ -180,7 +180,7 @@ impl Removal {
         } else {
             self.blobs.clone()
         };
-        // Held to the end, so that nobody begins to use what goes.
+        // Held to the end, so that no process starts to use what is removed.
         let mut held = Vec::new();
         for etag in locks.iter().filter_map(|name| Etag::parse(name).ok()) {
             let Some(lock) = repo.try_lock(&etag)? else {

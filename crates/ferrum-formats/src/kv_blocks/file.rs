@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic, version (u32), length of the description (u32), length of the payload (u64)
-//! description: what the payload is, compared or parsed by whoever reads it
+//! description: what the payload is, compared or parsed by the reader
 //! payload: blocks in stored bytes
 //! checksum (u64) of all before it
 //! ```
@@ -95,7 +95,7 @@ impl KvFile {
         })
     }
 
-    /// What the payload is, as whoever wrote it said. It may be damaged until the payload was read.
+    /// The writer's description of the payload. It is verified only when the payload has been read.
     pub fn description(&self) -> &[u8] {
         &self.description
     }
@@ -122,7 +122,7 @@ impl KvFile {
         open.check_sum()
     }
 
-    /// Reads the checksum, behind all else, and compares it.
+    /// Reads the checksum at the end of the file and compares it.
     fn check_sum(&mut self) -> Result<()> {
         let mut sum = [0; CHECKSUM];
         read(&mut self.file, &self.path, &mut sum)?;
@@ -132,7 +132,7 @@ impl KvFile {
         }
     }
 
-    /// The payload. The caller has held its length against what it expects.
+    /// The payload. The caller has checked its length against what it expects.
     ///
     /// # Errors
     /// When the file cannot be read, or is not what was written.
@@ -183,7 +183,7 @@ pub fn write(path: &Path, description: &[u8], payload: &[u8], sync: bool) -> Res
     let written = written.and_then(|()| if sync { file.sync_all() } else { Ok(()) });
     let written = written.and_then(|()| std::fs::rename(&partial, path));
     written.map_err(|e| {
-        // What is left is removed by whoever opens the folder next.
+        // Opening the folder removes what is left.
         let _ = std::fs::remove_file(&partial);
         FormatError::io(path, "write", &e)
     })

@@ -5,8 +5,8 @@
 //! to its end. Whoever looks for a block has to have the same description, byte for byte; the name is only where
 //! to look. A checksum covers both.
 //!
-//! What lies here is as confidential as the prompts that it was computed from, and whoever can write it can change
-//! what a model says: folders have mode 700, files 600, and a folder that others can write to is refused.
+//! The files are as confidential as the prompts that they were computed from, and write access allows changing the output
+//! of a model: folders have mode 700, files 600, and a folder that others can write to is refused.
 
 mod file;
 #[cfg(test)]
@@ -25,8 +25,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 use twox_hash::XxHash3_128;
 
-/// Most bytes of all files together, when nobody says.
-const MOST: u64 = 32 << 30;
+/// Default limit of the bytes of all files together.
+const MAX_DEFAULT_LIMIT: u64 = 32 << 30;
 /// Extension of a block.
 const EXTENSION: &str = "kv";
 /// What the process that uses the folder holds a lock on.
@@ -40,8 +40,7 @@ pub struct KvBlockName {
 }
 
 impl KvBlockName {
-    /// What the first block of a sequence continues: nothing, in a group that `group` describes, for those who share
-    /// `salt`.
+    /// The parent of the first block of a sequence, in the group that `group` describes, for sequences that share `salt`.
     pub fn root(group: &[u8], salt: &[u8]) -> Self {
         let hash = XxHash3_128::oneshot(group);
         let group = (hash >> 64) as u64;
@@ -78,7 +77,7 @@ impl KvBlockName {
     }
 }
 
-/// What became of a block that was to be written.
+/// Result of writing a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvWritten {
     /// It is in the folder now.
@@ -94,7 +93,7 @@ pub enum KvWritten {
 pub struct KvGroupFigures {
     /// Bytes of its files.
     pub bytes: u64,
-    /// Files that had to go because the folder was full.
+    /// Number of files that were evicted because the folder was full.
     pub evicted: u64,
 }
 
@@ -164,7 +163,7 @@ impl KvFolder {
         let index = scan(folder.root())?;
         let limit = limit.unwrap_or_else(|| {
             let free = folder.space().map_or(0, |space| space.free);
-            (free.saturating_add(index.bytes) / 5).min(MOST)
+            (free.saturating_add(index.bytes) / 5).min(MAX_DEFAULT_LIMIT)
         });
         let index = Mutex::new(index);
         Ok(Self {
@@ -243,7 +242,7 @@ impl KvFolder {
         bytes.map(Some)
     }
 
-    /// Writes a block, and removes what was used least recently if there is no room for it. One thread at a time may
+    /// Writes a block, and evicts the least recently used files if there is no room for it. One thread at a time may
     /// write.
     ///
     /// # Errors
@@ -282,7 +281,7 @@ impl KvFolder {
         Ok(KvWritten::Written)
     }
 
-    /// Takes the file out of the index that has to go before `bytes` more fit.
+    /// Removes the least recently used file from the index and returns it, if `bytes` more do not fit.
     fn to_evict(&self, bytes: u64) -> Option<KvBlockName> {
         let mut index = self.index();
         if index.bytes.saturating_add(bytes) <= self.limit {

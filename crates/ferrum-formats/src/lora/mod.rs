@@ -66,8 +66,8 @@ enum Half {
 }
 
 impl LoraFolder {
-    /// Opens an adapter, and holds the shapes of its pairs against each other. Whether they fit a model is
-    /// for whoever has one to say.
+    /// Opens an adapter, and checks the shapes of its pairs against each other. It does not check whether they fit a
+    /// model.
     ///
     /// # Errors
     /// [`FormatError`] names the file and the field or tensor that is missing, wrong, or of a kind of
@@ -128,7 +128,7 @@ impl LoraFolder {
         }
     }
 
-    /// The tensors, for whoever converts them.
+    /// The tensors, for conversion.
     pub fn tensors(&self) -> &dyn TensorSource {
         match &self.files {
             Files::Peft { tensors, .. } => tensors,

@@ -172,7 +172,7 @@ impl PackedFile {
     }
 
     fn table_start(&self) -> usize {
-        // The key is the first thing in the table, behind its length.
+        // The table begins with the length of the key, then the key.
         self.key.start - 4
     }
 
@@ -253,7 +253,7 @@ impl Cursor<'_> {
         usize::try_from(u64::from_le_bytes(bytes)).ok()
     }
 
-    /// Bytes behind their length.
+    /// Bytes that follow their length.
     fn text(&mut self) -> Option<Range<usize>> {
         let range = self.take(4)?;
         let len = u32::from_le_bytes(*self.bytes[range].as_array()?);

@@ -1,4 +1,4 @@
-//! The folder of a cache: who may write to it, what is in it, and what was checked.
+//! The folder of a cache: its access mode, its files, and which of them were verified.
 
 use super::file::PackedFile;
 use super::writer::Writer;
@@ -17,9 +17,9 @@ use std::time::SystemTime;
 pub(super) const EXTENSION: &str = "weights";
 /// Extension of the note beside them, whose time of writing is that of the last use.
 pub(super) const STATE: &str = "state";
-/// Extension of what is being written. Whoever writes it holds a lock on it, so one without is abandoned.
+/// Extension of files that are being written. The writer holds a lock on its file, so a file without a lock is abandoned.
 const PARTIAL: &str = "partial";
-/// What is locked while files come and go.
+/// File that is locked while files are added or removed.
 const LOCK: &str = "lock";
 /// Longest note that is read.
 const MAX_STATE: u64 = 64 << 10;
@@ -116,7 +116,7 @@ impl Folder {
         self.folder.space()
     }
 
-    /// Waits until nobody else adds or removes files.
+    /// Waits for the lock for adding and removing files.
     pub(super) fn lock(&self) -> Result<File> {
         let path = self.root().join(LOCK);
         let file = private().truncate(false).open(&path);
@@ -138,7 +138,7 @@ impl Folder {
         Ok(Writer::new(file, path, destination, key))
     }
 
-    /// Removes what nobody is writing any more; whether somebody is writing the weights called `stem`.
+    /// Removes abandoned partial files. Returns whether a process is writing the weights called `stem`.
     pub(super) fn remove_abandoned(&self, stem: &str) -> Result<bool> {
         let mut busy = false;
         for path in self.files_with(PARTIAL)? {
@@ -228,7 +228,7 @@ impl Folder {
 }
 
 impl Verified {
-    /// `None` where files or starts of the system cannot be told apart.
+    /// `None` if the system does not identify files or its starts.
     fn now(file: &PackedFile) -> Option<Self> {
         Some(Self {
             boot: boot_id()?,
@@ -237,7 +237,7 @@ impl Verified {
     }
 }
 
-/// What this start of the system is called.
+/// Identifies this start of the system.
 fn boot_id() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned())

@@ -1,13 +1,12 @@
-//! Packed weights that are kept between runs, in a folder of files that are mapped and not read.
+//! Cache of packed weights between runs: a folder of files that are mapped, not read.
 //!
 //! A file holds the packed weights of one model for one layout of panels. Its name is a hash of its key: the
-//! identity of the model's files, and the layout. A model that was written anew has another key, so what is
-//! found under a key is right, or damaged. Whether it is damaged is checked in full when the file is opened for
-//! the first time since the system started or since it was changed; after that a note beside it (`.state`) says
-//! that it was checked, which saves reading all of it at every start.
+//! identity of the model's files, and the layout. A model that was rewritten has another key, so a file under a key is
+//! right, or damaged. The whole file is verified when it is opened for the first time since the system started or since
+//! it was changed; after that a marker file (`.state`) records the verification, which saves reading all of it at every
+//! start.
 //!
-//! The folder is the user's own, and nobody else may write to it: whoever can change packed weights can change
-//! what a model says.
+//! Only the user may write to the folder: write access to packed weights allows changing the output of a model.
 
 mod file;
 mod folder;
@@ -26,10 +25,10 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use twox_hash::XxHash3_128;
 
-/// Most bytes of all files together, when nobody says.
-const MOST: u64 = 32 << 30;
-/// Bytes of a model below which packing takes no longer than looking for what was kept.
-const WORTH_KEEPING: u64 = 64 << 20;
+/// Most bytes of all files together by default.
+const MAX_DEFAULT_LIMIT: u64 = 32 << 30;
+/// Default of the least bytes of a model: packing smaller ones takes no longer than a lookup.
+const DEFAULT_MIN_MODEL_BYTES: u64 = 64 << 20;
 
 /// A folder of packed weights. It need not exist.
 #[derive(Debug, Clone)]
@@ -39,37 +38,37 @@ pub struct WeightCache {
     least: u64,
 }
 
-/// What a file of packed weights is for.
+/// Key of a file of packed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheKey {
     text: Vec<u8>,
     content: KeyContent,
 }
 
-/// What a key says, as it is written into the file.
+/// Content of a key, as it is written into the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KeyContent {
-    /// Of the model.
+    /// The model's files.
     files: Vec<FileIdentity>,
-    /// Of the panels.
+    /// Layout of the panels.
     layout: String,
 }
 
-/// What a cache has for a key.
+/// Result of looking up a key.
 #[derive(Debug)]
 pub enum CacheLookup {
     /// Checked, mapped weights.
     Ready(PackedFile),
     /// Nothing.
     Absent,
-    /// A file that was damaged, and is gone now; with what was wrong.
+    /// A damaged file, which was removed; with the reason.
     Damaged(FormatError),
 }
 
-/// What became of weights that were to be kept.
+/// Result of reserving space.
 #[derive(Debug)]
 pub enum WriteReservation {
-    /// They may be written.
+    /// The weights may be written.
     Granted(Box<Writer>),
     /// Another process is writing them.
     Busy,
@@ -91,7 +90,7 @@ impl CacheKey {
         Self { text, content }
     }
 
-    /// The key that a file says it is for.
+    /// The key of a file.
     fn of(file: &PackedFile) -> Option<Self> {
         let text = file.key().to_vec();
         let content = serde_json::from_slice(&text).ok()?;
@@ -103,7 +102,7 @@ impl CacheKey {
         format!("{:032x}", XxHash3_128::oneshot(&self.text))
     }
 
-    /// Whether the model is the same in another state, so that only one of both can still be used.
+    /// Whether both keys are of the same model at different times, so that only one of them can still be used.
     fn replaces(&self, other: &Self) -> bool {
         let paths = |key: &Self| -> Vec<PathBuf> {
             let files = key.content.files.iter();
@@ -120,11 +119,11 @@ impl WeightCache {
         Self {
             folder: Folder::new(root.into()),
             limit,
-            least: WORTH_KEEPING,
+            least: DEFAULT_MIN_MODEL_BYTES,
         }
     }
 
-    /// Keeps models of at least `bytes`; as long as nobody says, 64 MiB.
+    /// Sets the least bytes of a model whose weights are cached; the default is 64 MiB.
     #[must_use]
     pub fn keep_from(self, bytes: u64) -> Self {
         Self {
@@ -133,7 +132,7 @@ impl WeightCache {
         }
     }
 
-    /// Whether the weights of a model of `bytes` are worth keeping.
+    /// Whether the weights of a model of `bytes` are cached.
     pub fn is_for(&self, bytes: u64) -> bool {
         bytes >= self.least
     }
@@ -143,7 +142,7 @@ impl WeightCache {
         self.folder.root()
     }
 
-    /// The weights under `key`. What has to be checked is checked by `threads` threads.
+    /// Looks up the weights under `key`. Verification uses `threads` threads.
     ///
     /// # Errors
     /// When the folder is not safe to use, or a damaged file cannot be removed.
@@ -176,10 +175,10 @@ impl WeightCache {
         Ok(file)
     }
 
-    /// Makes room for `bytes` under `key`, by removing what was used least recently.
+    /// Reserves space for `bytes` under `key`, by evicting the least recently used files.
     ///
     /// # Errors
-    /// When the folder is not safe to use, or a file of it cannot be made or removed.
+    /// When the folder is not safe to use, or a file of it cannot be created or removed.
     pub fn reserve(&self, key: &CacheKey, bytes: u64) -> Result<WriteReservation> {
         self.folder.create()?;
         let _lock = self.folder.lock()?;
@@ -194,7 +193,7 @@ impl WeightCache {
             let replaced = other.key.as_ref().is_none_or(|old| key.replaces(old));
             replaced || other.state == WeightState::Unreadable
         };
-        // Those that go first come first.
+        // Stale files are evicted first, then by their last use.
         others.sort_by_key(|other| (!stale(other), other.used));
         let held = others.iter().map(|other| other.bytes).sum::<u64>();
         let Some(space) = self.folder.space() else {
@@ -206,7 +205,7 @@ impl WeightCache {
         let free = space.free.saturating_add(own);
         let limit = self.limit.unwrap_or_else(|| {
             let all = free.saturating_add(held);
-            (all / 5).min(MOST)
+            (all / 5).min(MAX_DEFAULT_LIMIT)
         });
         if bytes > limit {
             let reason = format!("they take {bytes} bytes, and the cache may hold {limit}");
@@ -234,11 +233,11 @@ impl WeightCache {
         Ok(WriteReservation::Granted(Box::new(writer)))
     }
 
-    /// Writes `entries` as the file of `writer`, for as long as `go_on` says so; whether it came to the end. If
-    /// not, it goes on where it was when it is called again with the same entries.
+    /// Writes `entries` to the file of `writer` while `go_on` returns true. Returns whether all are written. If not, another
+    /// call with the same entries continues where this one stopped.
     ///
     /// # Errors
-    /// [`FormatError::Io`], after which nothing is left of it.
+    /// [`FormatError::Io`]; the file is removed then.
     pub fn write(
         &self,
         writer: &mut Writer,
@@ -247,14 +246,14 @@ impl WeightCache {
     ) -> Result<bool> {
         let whole = writer.write(entries, go_on)?;
         if whole {
-            // What was written is what was given, as far as this start of the system is concerned.
+            // The file was just written, so it needs no verification until the next start of the system.
             let file = PackedFile::open(&writer.destination)?;
             self.folder.set_verified(&file);
         }
         Ok(whole)
     }
 
-    /// Everything in the folder, the most recently used first.
+    /// All files in the folder, the most recently used first.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -262,7 +261,8 @@ impl WeightCache {
         self.folder.entries()
     }
 
-    /// Removes the weights of the model whose files lie at or below `model`, or of all; how many bytes that were.
+    /// Removes the weights of the model whose files are at or below `model`, or of all models. Returns the number of files
+    /// and bytes.
     ///
     /// # Errors
     /// When the folder is not safe to use, or a file cannot be removed.

@@ -13,7 +13,7 @@ const AT_ONCE: usize = 8 << 20;
 
 const ZEROS: [u8; ALIGN] = [0; ALIGN];
 
-/// A packed weight on its way to a file.
+/// A packed weight to be written to a file.
 #[derive(Clone, Copy, Debug)]
 pub struct NewEntry<'a> {
     /// What it is called.
@@ -128,7 +128,7 @@ impl std::fmt::Debug for Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if !self.done {
-            // What is left is removed by whoever looks at the folder next.
+            // If this fails, a later reservation removes the file.
             let _ = std::fs::remove_file(&self.path);
         }
     }

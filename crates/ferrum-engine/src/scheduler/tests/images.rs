@@ -3,7 +3,7 @@
 use super::*;
 use crate::vision::PromptImage;
 
-/// Some of the images, one behind the other, where a prompt of so many tokens has room for them.
+/// Some of the images, one after the other, where a prompt of this many tokens has room for them.
 pub(super) fn choose(
     images: &[ImageEmbeddings],
     prompt: usize,
@@ -35,7 +35,7 @@ fn images_keep_every_invariant() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut sim = Sim::with_groups(CONFIG, groups, block_size);
         (sim.drafts, sim.ahead) = (seed % 2 == 1, seed.is_multiple_of(2));
-        // Most images are longer than what steps leave to prompts while somebody decodes.
+        // Most images are longer than the prompt tokens of steps in which a sequence decodes.
         sim.scheduler.limit_prompts(3);
         let sizes = [1, 2, 3, 5, 6];
         sim.images = sizes
@@ -54,7 +54,7 @@ fn a_long_image_waits_for_no_other_prompt() {
     let mut sim = Sim::new(CONFIG, 40, 2);
     sim.scheduler.limit_prompts(1);
     let image = ImageEmbeddings::new(9, vec![0.0; 9]);
-    // Three who decode, so that an image of nine tokens takes all that is left of a step.
+    // Three sequences decode, so that an image of nine tokens takes all that is left of a step.
     for _ in 0..3 {
         sim.add(new(0, vec![1]), 30);
     }

@@ -1,5 +1,4 @@
-//! The same with memory beside the device: what is evicted goes there, and what a sequence is given from there is what
-//! it would have computed.
+//! The same with an offload tier: evicted entries go there, and a restored entry is what the sequence would have computed.
 
 use super::states::with_states;
 use super::*;
@@ -7,7 +6,7 @@ use crate::offload::StoredEntry;
 use crate::pool::{CacheEntry, CacheEntryKind, CachedPrefix};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Parts by kind, salt and tokens, for ever. Some have to be read from files first, which takes some looks.
+/// Entries by kind, salt and tokens, without a limit. Some have to be read from files first, which takes several lookups.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory(Arc<Mutex<Kept>>);
 
@@ -15,7 +14,7 @@ pub(super) struct Memory(Arc<Mutex<Kept>>);
 struct Kept {
     block_size: usize,
     entries: HashMap<(CacheEntryKind, CacheSalt, Vec<TokenId>), Arc<StoredEntry>>,
-    /// How often those who wait for files still have to look.
+    /// Remaining lookups of sequences that wait for files.
     reading: HashMap<SeqId, u32>,
     waited: usize,
     restored: HashMap<CacheEntryKind, usize>,
@@ -78,7 +77,7 @@ impl OffloadLookup for Memory {
 }
 
 impl Sim {
-    /// What is in a part.
+    /// The values of an entry.
     fn values(&mut self, entry: CacheEntry) -> &mut [u64] {
         let size = self.scheduler.pool().block_size();
         match entry {
@@ -90,7 +89,7 @@ impl Sim {
         }
     }
 
-    /// As the engine does after each plan, and when it has begun.
+    /// Moves entries as the engine does after each plan and after `begin`.
     pub(super) fn move_entries(&mut self) {
         let Some(memory) = self.memory.clone() else {
             return;
@@ -101,7 +100,7 @@ impl Sim {
             tokens,
         } in self.scheduler.take_evicted()
         {
-            // A sequence by itself would have written this.
+            // The value that a sequence of these tokens writes.
             let root = scheduler_root(&salt);
             let value = tokens.iter();
             let value = value.fold(root, |value, &t| mix(value, u64::from(t) + 1));
@@ -136,7 +135,7 @@ impl Sim {
         (self, memory)
     }
 
-    /// Random operations with memory beside the device; what was restored of each kind.
+    /// Random operations with an offload tier. Returns how many entries of each kind were restored.
     fn run_with_memory(self, seed: u64) -> HashMap<CacheEntryKind, usize> {
         let (mut sim, memory) = self.with_memory();
         let mut rng = ChaCha8Rng::seed_from_u64(seed);

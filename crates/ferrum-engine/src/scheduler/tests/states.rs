@@ -17,7 +17,7 @@ pub(super) fn with_states(
     };
     let pool = BlockPool::with_hasher(groups, block_size, RandomState::new());
     sim.scheduler = Scheduler::new(config, pool.with_states(Some(slots))).unwrap();
-    // What a slot holds before it is begun is nobody's.
+    // A slot's contents before its first use are arbitrary.
     sim.states = vec![99; slots.count()];
     sim
 }
@@ -92,7 +92,7 @@ fn a_prefix_goes_up_to_the_longest_kept_state() {
     assert_eq!(found(&mut sim, prompt.clone()), 22);
     // Twenty tokens are in blocks, and sixteen of them have a state.
     assert_eq!(found(&mut sim, (0..20).chain([77; 5]).collect()), 16);
-    // The answer passed 24 tokens; nobody kept the state of 22 tokens of another text.
+    // The output passed 24 tokens; there is no checkpoint after 22 tokens of another text.
     assert_eq!(found(&mut sim, (0..7).chain([77; 9]).collect()), 0);
 }
 
