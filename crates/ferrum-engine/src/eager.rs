@@ -2,7 +2,7 @@
 //! has opened. Each call moves its data, so it is not fast; the forward path does not use it.
 
 use crate::BackendDispatch;
-use crate::dispatch::with_device;
+use crate::device::with_device;
 use ferrum_kernels::{
     Act, AttnConfig, Backend, FlashShape, GemmShape, HeadLayout, HeadsShape, MatShape, NormShape,
     Rope, RopeStyle, RowShape,

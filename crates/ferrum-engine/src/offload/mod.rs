@@ -11,7 +11,6 @@
 mod connector;
 mod disk;
 mod ram;
-mod session;
 #[cfg(test)]
 mod tests;
 
@@ -170,7 +169,7 @@ fn runs<const N: usize>(values: impl Iterator<Item = [usize; N]>) -> Vec<(usize,
 #[derive(Debug)]
 pub(crate) struct Origin {
     kind: CacheEntryKind,
-    text: String,
+    pub(crate) text: String,
     block_size: usize,
     /// Bytes of an entry.
     bytes: usize,

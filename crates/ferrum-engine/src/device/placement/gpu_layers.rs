@@ -4,7 +4,9 @@
 //! another way to say what [`StageList`](super::StageList) says, and gives stages like any other.
 
 use super::{PlacedStage, Placement};
-use crate::{BackendDispatch, BackendKind, BackendOptions, KvDtype, MemoryShare};
+use crate::device::dispatch::{BackendDispatch, BackendOptions};
+use crate::device::kind::{BackendKind, KvDtype};
+use crate::device::memory::MemoryShare;
 use ferrum_models::{Model, RunnerConfig, Stage};
 use ferrum_types::{Error, Result};
 use std::fmt;

@@ -3,9 +3,9 @@
 use super::ImageEmbeddings;
 use super::cache::{FileDigest, ImageCache};
 use crate::BackendDispatch;
-use crate::classify::preprocessor;
-use crate::dispatch::DeviceJob;
+use crate::device::DeviceJob;
 use crate::tasks::TaskModel;
+use crate::tasks::classify::preprocessor;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_media::image::{ImageError, ImageLimits, ImageTransform, decode};

@@ -1,6 +1,6 @@
 //! What `--layers` says: stages in the order of their layers, each on a device.
 
-use crate::BackendKind;
+use crate::device::kind::BackendKind;
 use ferrum_types::{Error, Result};
 use std::fmt;
 use std::str::FromStr;

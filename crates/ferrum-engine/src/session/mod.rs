@@ -1,5 +1,7 @@
 //! [`Session`]: one sequence on a runner, with its cache kept between calls.
 
+mod kv;
+
 use crate::StepRunner;
 use crate::sampler::{NoToken, Sampler};
 use crate::vision::PromptImage;

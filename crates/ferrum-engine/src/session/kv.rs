@@ -1,7 +1,7 @@
 //! Serialises and restores the KV cache of a [`Session`].
 
-use super::{EntryLayouts, Origin};
-use crate::Session;
+use super::Session;
+use crate::offload::{EntryLayouts, Origin};
 use ferrum_types::{Error, Result, StateSlot, TokenId};
 
 impl Session {

@@ -6,6 +6,15 @@
 //! [`submit`](TaskHandle::submit) was dropped is not computed. Failures are handled as in an
 //! [`Engine`](crate::Engine): an error of the device or a panic ends the engine, and [`TaskMonitor::health`] reports it.
 
+pub mod classify;
+mod encoder;
+pub mod transcribe;
+pub mod vision;
+
+pub use encoder::{
+    Embedded, Encoder, EncoderAnswer, EncoderInput, EncoderTask, EncoderTokenizer, EncoderWant,
+};
+
 use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Watchdog, panic_message};
 use ferrum_types::{Error, Result};
 use std::collections::VecDeque;

@@ -14,7 +14,7 @@ mod windows;
 pub use fallback::{Fallback, WindowFigures};
 pub use format::{srt, vtt};
 
-use crate::dispatch::DeviceJob;
+use crate::device::DeviceJob;
 use crate::{BackendDispatch, TaskModel};
 use fallback::{Attempt, compression_ratio, probability};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};

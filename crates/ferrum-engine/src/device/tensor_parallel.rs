@@ -5,9 +5,9 @@
 //! they check against their model files. Those ranks do nothing but [`serve_rank`]: load their part, follow the
 //! steps, and wait for the next model. Whether they are threads or processes is the group's business.
 
-use crate::dispatch::{
-    BackendDispatch, BackendKind, BackendOptions, DeviceJob, KvDtype, KvElement, cuda_devices,
-};
+use super::dispatch::{BackendDispatch, BackendOptions, cuda_devices};
+use super::job::{DeviceJob, KvElement};
+use super::kind::{BackendKind, KvDtype};
 use crate::runner::StepRunner;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{

@@ -3,7 +3,7 @@
 //! [`EncoderTokenizer`] makes tokens of texts on any thread; the [`Encoder`] computes them, alone or on the thread of a
 //! [`TaskEngine`](crate::TaskEngine).
 
-use crate::dispatch::DeviceJob;
+use crate::device::DeviceJob;
 use crate::{BackendDispatch, TaskModel};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};

@@ -1,162 +1,21 @@
-//! The one place where a backend is chosen at run time.
+//! [`BackendDispatch`]: the one place where a backend is chosen at run time.
 
-use crate::{Placement, Session};
+#[cfg(feature = "cuda")]
+use super::job::CudaForm;
+#[cfg(feature = "gpu")]
+use super::job::GpuForm;
+use super::job::{CpuExpanded, CpuNative, DeviceJob, KvElement, ReferenceForm};
+use super::kind::{BackendKind, KvDtype};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 #[cfg(feature = "cuda")]
 use ferrum_kernels::cuda::{CudaBf16, CudaOptions};
 #[cfg(feature = "gpu")]
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{
-    Backend, BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
-    LlmBackend,
-};
-use ferrum_models::{
-    Expanded, LoadProgress, MemoryPlan, Model, Moe, Native, RunnerConfig, Stage, WeightForm,
-    WeightPolicy, stage_memory_plan,
-};
+use ferrum_kernels::{Backend, DeviceInfo, KvBf16, KvF32, KvFp8, KvFp16, KvInt8};
+use ferrum_models::{MemoryPlan, Model, RunnerConfig, Stage, WeightPolicy, stage_memory_plan};
 use ferrum_types::{Error, Result};
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
-
-/// What `--backend` can say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackendKind {
-    /// The fastest device that computes the model as it is, with room for it.
-    #[default]
-    Auto,
-    /// Threads and SIMD.
-    Cpu,
-    /// Any GPU, by whichever interface this system has.
-    Gpu,
-    /// NVIDIA.
-    Cuda,
-    /// Apple.
-    Metal,
-    /// Any GPU with a Vulkan driver, also a software one.
-    Vulkan,
-    /// Plain loops; slow, and the meaning of every op.
-    Reference,
-}
-
-impl BackendKind {
-    /// Every kind with its name.
-    pub const NAMES: &'static [(&'static str, BackendKind)] = &[
-        ("auto", BackendKind::Auto),
-        ("cpu", BackendKind::Cpu),
-        ("gpu", BackendKind::Gpu),
-        ("cuda", BackendKind::Cuda),
-        ("metal", BackendKind::Metal),
-        ("vulkan", BackendKind::Vulkan),
-        ("reference", BackendKind::Reference),
-    ];
-
-    /// Names of the backends that this program was compiled with.
-    pub fn compiled() -> Vec<&'static str> {
-        // wgpu has Metal on Apple's systems and Vulkan on all others.
-        let gpu = match cfg!(target_vendor = "apple") {
-            true => Self::Metal,
-            false => Self::Vulkan,
-        };
-        let all = [
-            (Self::Cpu, true),
-            (Self::Cuda, cfg!(feature = "cuda")),
-            (gpu, cfg!(feature = "gpu")),
-            (Self::Reference, true),
-        ];
-        let compiled = all.into_iter().filter(|(_, compiled)| *compiled);
-        compiled.map(|(kind, _)| kind.name()).collect()
-    }
-
-    /// Its name, which is also that of its backend, if it is the kind of one.
-    pub(crate) fn name(self) -> &'static str {
-        name_of(Self::NAMES, self)
-    }
-}
-
-impl FromStr for BackendKind {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        find_name("backend", Self::NAMES, s)
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// What `--kv-dtype` can say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvDtype {
-    /// binary32.
-    F32,
-    /// binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// FP8 E4M3.
-    Fp8,
-    /// INT8 with scales.
-    Int8,
-}
-
-impl KvDtype {
-    /// Every element with its name.
-    pub const NAMES: &'static [(&'static str, KvDtype)] = &[
-        ("f32", KvDtype::F32),
-        ("f16", KvDtype::F16),
-        ("bf16", KvDtype::Bf16),
-        ("fp8", KvDtype::Fp8),
-        ("int8", KvDtype::Int8),
-    ];
-
-    /// The default for a model: f32 for an f32 model, so that nothing is rounded; else f16.
-    pub fn for_model(model: &Model) -> Self {
-        if model.is_f32() {
-            KvDtype::F32
-        } else {
-            KvDtype::F16
-        }
-    }
-}
-
-impl FromStr for KvDtype {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        find_name("KV dtype", Self::NAMES, s)
-    }
-}
-
-impl fmt::Display for KvDtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(name_of(Self::NAMES, *self))
-    }
-}
-
-fn find_name<T: Copy>(what: &str, names: &[(&str, T)], s: &str) -> Result<T, String> {
-    match names.iter().find(|(name, _)| name.eq_ignore_ascii_case(s)) {
-        Some((_, value)) => Ok(*value),
-        None => {
-            let known: Vec<_> = names.iter().map(|(name, _)| *name).collect();
-            Err(format!(
-                "unknown {what} \"{s}\", expected one of: {}",
-                known.join(", ")
-            ))
-        }
-    }
-}
-
-fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
-    names
-        .iter()
-        .find(|(_, v)| *v == value)
-        .map_or("?", |(name, _)| *name)
-}
 
 /// Settings of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -437,20 +296,6 @@ impl BackendDispatch {
         with_device!(self, device: B => B::workspace_bytes(device, ranks))
     }
 
-    /// Loads a whole model onto this device for one sequence at a time or many: [`Placement::load`].
-    ///
-    /// # Errors
-    /// Those of [`Placement::load`].
-    pub fn load(
-        &self,
-        model: &Model,
-        config: RunnerConfig,
-        kv: KvDtype,
-        progress: LoadProgress<'_>,
-    ) -> Result<Session> {
-        Placement::on(self.clone(), model).load(model, config, kv, progress)
-    }
-
     /// Does a job on this device with a KV cache of element `K`, and its form of the model's weights; the CPU `keeps` blocks
     /// of quantised weights or expands them.
     ///
@@ -471,109 +316,6 @@ impl BackendDispatch {
         }
     }
 }
-
-/// Something to be done on a device of any backend that has a KV cache of element `K`.
-pub(crate) trait DeviceJob<K: KvDtypeKind> {
-    /// What it gives.
-    type Output;
-
-    /// Does it, with weights in the form `W`: the first handle is for loading a model's weights, the second one for all
-    /// else.
-    ///
-    /// # Errors
-    /// What the job says.
-    fn run<B: LlmBackend + BackendKvDtype<K>, W: WeightForm<B>>(
-        self,
-        devices: (&B, &B),
-    ) -> Result<Self::Output>;
-}
-
-/// An element of KV caches, with the backends that have it.
-pub(crate) trait KvElement: KvDtypeKind {
-    /// Does a job on a CPU, which keeps the blocks of models that are large enough.
-    fn on_cpu<J: DeviceJob<Self>>(device: &CpuBackend, keeps: bool, job: J) -> Result<J::Output>;
-
-    /// Does a job on a GPU of NVIDIA.
-    #[cfg(feature = "cuda")]
-    fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output>;
-
-    /// Does a job on another GPU.
-    #[cfg(feature = "gpu")]
-    fn on_gpu<J: DeviceJob<Self>>(device: &GpuBackend, job: J) -> Result<J::Output>;
-
-    /// Does a job on the reference backend.
-    fn on_reference<J: DeviceJob<Self>>(device: &ReferenceBackend, job: J) -> Result<J::Output>;
-}
-
-/// A [`KvElement`] of the CPU, CUDA and the reference backend, and what other GPUs do with it.
-macro_rules! kv_element {
-    ($kv:ty, |$device:ident, $job:ident| $on_gpu:expr) => {
-        impl KvElement for $kv {
-            fn on_cpu<J: DeviceJob<Self>>(
-                device: &CpuBackend,
-                keeps: bool,
-                job: J,
-            ) -> Result<J::Output> {
-                // What is loaded later, such as adapters, belongs to no model's cache.
-                let running = &device.without_packed_store();
-                match keeps {
-                    true => job.run::<_, CpuNative>((device, running)),
-                    false => job.run::<_, CpuExpanded>((device, running)),
-                }
-            }
-
-            #[cfg(feature = "cuda")]
-            fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output> {
-                job.run::<_, CudaForm>((device, device))
-            }
-
-            #[cfg(feature = "gpu")]
-            fn on_gpu<J: DeviceJob<Self>>($device: &GpuBackend, $job: J) -> Result<J::Output> {
-                $on_gpu
-            }
-
-            fn on_reference<J: DeviceJob<Self>>(
-                device: &ReferenceBackend,
-                job: J,
-            ) -> Result<J::Output> {
-                job.run::<_, ReferenceForm>((device, device))
-            }
-        }
-    };
-}
-
-kv_element!(KvF32, |device, job| job.run::<_, GpuForm>((device, device)));
-kv_element!(KvFp16, |device, job| job
-    .run::<_, GpuForm>((device, device)));
-kv_element!(KvBf16, |device, job| job
-    .run::<_, GpuForm>((device, device)));
-kv_element!(KvFp8, |device, _job| Err(no_gpu_cache::<Self>(device)));
-kv_element!(KvInt8, |device, _job| Err(no_gpu_cache::<Self>(device)));
-
-#[cfg(feature = "gpu")]
-fn no_gpu_cache<K: KvDtypeKind>(device: &GpuBackend) -> Error {
-    Error::Unsupported {
-        op: "kv_cache",
-        backend: device.info().backend,
-        reason: format!("it has no KV cache of {}", K::NAME),
-        hint: "use --kv-dtype f32, f16 or bf16".into(),
-    }
-}
-
-/// How the CPU loads models that are large enough for their blocks to be kept, and the others.
-type CpuNative = Moe<Native>;
-type CpuExpanded = Moe<Expanded>;
-
-/// How CUDA loads models: blocks and experts as they are.
-#[cfg(feature = "cuda")]
-type CudaForm = Moe<Native>;
-
-/// How other GPUs load models: they have no kernels for blocks, nor for experts.
-#[cfg(feature = "gpu")]
-type GpuForm = Expanded;
-
-/// How the reference backend loads models.
-type ReferenceForm = Moe<Expanded>;
 
 /// Whether this machine may have a GPU that is worth asking its drivers for.
 ///

@@ -5,14 +5,18 @@
 //! here: the memory that each device needs, what is expanded when it is loaded, and the loading itself.
 
 mod gpu_layers;
+mod memory;
 mod stage_list;
 
 pub use gpu_layers::GpuLayers;
 pub use stage_list::StageList;
 
-use crate::dispatch::{DeviceJob, KvElement};
-use crate::weight_cache::{KeptWeights, LoadStore};
-use crate::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Ranks, Session, StepRunner};
+use super::dispatch::{BackendDispatch, BackendOptions};
+use super::job::{DeviceJob, KvElement};
+use super::kind::{BackendKind, KvDtype};
+use super::tensor_parallel::Ranks;
+use super::weight_cache::{KeptWeights, LoadStore};
+use crate::{Session, StepRunner};
 use ferrum_formats::weight_cache::WeightCache;
 use ferrum_kernels::cpu::PackedStore;
 use ferrum_kernels::{
@@ -61,6 +65,22 @@ pub struct Placement {
     earlier: Vec<PlacedStage>,
     last: PlacedStage,
     ranks: Option<Ranks>,
+}
+
+impl BackendDispatch {
+    /// Loads a whole model onto this device for one sequence at a time or many: [`Placement::load`].
+    ///
+    /// # Errors
+    /// Those of [`Placement::load`].
+    pub fn load(
+        &self,
+        model: &Model,
+        config: RunnerConfig,
+        kv: KvDtype,
+        progress: LoadProgress<'_>,
+    ) -> Result<Session> {
+        Placement::on(self.clone(), model).load(model, config, kv, progress)
+    }
 }
 
 impl Placement {

@@ -1,9 +1,8 @@
-//! How many KV tokens fit into the memory of a model's devices, and errors for loads that run out of memory.
+//! How many KV tokens fit into the memory of a device beside a model.
 
-use crate::{BackendKind, KvDtype, Placement};
+use super::kind::BackendKind;
 use ferrum_kernels::{DeviceInfo, DeviceMemory};
-use ferrum_models::{MemoryPlan, Model, RunnerConfig};
-use ferrum_types::Error;
+use ferrum_models::MemoryPlan;
 
 /// The share of a device's memory that a model may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +29,7 @@ impl MemoryShare {
     ///
     /// On a GPU the cache takes all that is left of the share and of the free memory. The host's memory is for other
     /// programs, too, so the cache takes half of what is left.
-    pub(crate) fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
+    pub(super) fn tokens(self, plan: &MemoryPlan, device: &DeviceInfo) -> usize {
         let models = self.models_sharing.max(1);
         let fixed = plan.weights.saturating_add(plan.scratch);
         let fixed = fixed.saturating_add(plan.states);
@@ -49,74 +48,12 @@ impl MemoryShare {
     }
 }
 
-fn is_gpu(device: &DeviceInfo) -> bool {
+pub(super) fn is_gpu(device: &DeviceInfo) -> bool {
     device.backend == BackendKind::Cuda.name()
 }
 
-impl Placement {
-    /// Number of tokens of a KV cache of `kv` that every device has room for, with all else that a run with these sizes
-    /// takes.
-    pub fn kv_tokens(
-        &self,
-        model: &Model,
-        (config, kv): (&RunnerConfig, KvDtype),
-        share: MemoryShare,
-    ) -> usize {
-        let plans = self.device_plans(model, config, kv).into_iter();
-        let fits = plans.map(|(info, plan)| share.tokens(&plan, &info));
-        fits.min().unwrap_or(usize::MAX)
-    }
-
-    /// [`kv_tokens`](Self::kv_tokens) of the GPUs that report their memory; `None` if there is none.
-    pub fn gpu_kv_tokens(
-        &self,
-        model: &Model,
-        (config, kv): (&RunnerConfig, KvDtype),
-        gpu_memory_utilization: f64,
-    ) -> Option<usize> {
-        let share = MemoryShare::alone(gpu_memory_utilization);
-        let plans = self.device_plans(model, config, kv).into_iter();
-        let gpus = plans.filter(|(info, _)| is_gpu(info) && info.memory.is_some());
-        gpus.map(|(info, plan)| share.tokens(&plan, &info)).min()
-    }
-
-    /// Adds the memory plan to the error of a load that ran out of memory. `before` are the devices of the stages before
-    /// the load.
-    pub(crate) fn explained(
-        &self,
-        error: Error,
-        model: &Model,
-        (config, kv): (&RunnerConfig, KvDtype),
-        before: &[DeviceInfo],
-    ) -> Error {
-        let Error::OutOfMemory {
-            backend,
-            requested,
-            reason,
-        } = error
-        else {
-            return error;
-        };
-        let plans = self.device_plans(model, config, kv);
-        let of_backend = plans.iter().find(|(info, _)| info.backend == backend);
-        let memory = before.iter().find(|info| info.backend == backend);
-        let reason = match of_backend {
-            Some((_, plan)) => {
-                let memory = memory.and_then(|info| info.memory);
-                format!("{reason}; {}", planned(plan, memory, config.cache_tokens()))
-            }
-            None => reason,
-        };
-        Error::OutOfMemory {
-            backend,
-            requested,
-            reason,
-        }
-    }
-}
-
 /// Describes the memory of a plan, with a hint for reducing it.
-fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: usize) -> String {
+pub(super) fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: usize) -> String {
     let of_memory = memory.map_or(String::new(), |DeviceMemory { free, total }| {
         let (free, total) = (gib(free), gib(total));
         format!(", and before it {free} of {total} were free")

@@ -8,7 +8,7 @@ pub(crate) mod preprocessor;
 mod texts;
 
 use crate::BackendDispatch;
-use crate::dispatch::DeviceJob;
+use crate::device::DeviceJob;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_media::image::{ImageTransform, RgbImage};
