@@ -5,7 +5,7 @@
 //! clock, so a process that was suspended does not declare the other ranks dead when it resumes.
 
 use crate::calls::{Comm, Transfer};
-use crate::group::{Calls, Failure, MpiRank};
+use crate::state::{Calls, Failure, MpiRank};
 use crate::{HEARTBEAT_TIMEOUT, SHUTDOWN_GRACE};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -35,36 +35,6 @@ const MAX_REASON: usize = 900;
 /// Indices of the notices in [`Heartbeats`].
 const FAILURE_NOTICE: usize = 0;
 const LEAVE_NOTICE: usize = 1;
-
-/// The heartbeats that this rank sends and receives, and its other control messages.
-#[derive(Debug)]
-pub(crate) struct Heartbeats {
-    last_sent: Instant,
-    /// Time since the last heartbeat of each rank; `None` for a rank that has left.
-    silent_for: Vec<Option<Duration>>,
-    /// The heartbeat that is being sent to each rank.
-    outgoing: Vec<Transfer>,
-    /// The failure notice and the leave notice. Each is sent at most once.
-    notices: [Transfer; 2],
-    incoming: Transfer,
-    /// The sender of `incoming`.
-    source: usize,
-}
-
-impl Heartbeats {
-    pub(crate) fn new(size: usize) -> Self {
-        let mut outgoing = Vec::new();
-        outgoing.resize_with(size, Transfer::default);
-        Self {
-            last_sent: Instant::now(),
-            silent_for: vec![Some(Duration::ZERO); size],
-            outgoing,
-            notices: Default::default(),
-            incoming: Transfer::default(),
-            source: 0,
-        }
-    }
-}
 
 impl Calls {
     /// Sends and reads heartbeats if they are due, and ends the group if a rank is dead.

@@ -15,11 +15,15 @@
 #[cfg(feature = "mpi")]
 mod calls;
 #[cfg(feature = "mpi")]
+mod collective;
+#[cfg(feature = "mpi")]
 mod group;
 #[cfg(feature = "mpi")]
 mod heartbeat;
 #[cfg(feature = "mpi")]
 mod peer;
+#[cfg(feature = "mpi")]
+mod state;
 // Tests of builds with MPI compile it, too, so that it stays in step with `world`.
 #[cfg(any(test, not(feature = "mpi")))]
 #[cfg_attr(

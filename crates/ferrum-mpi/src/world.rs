@@ -2,9 +2,9 @@
 
 use crate::HEARTBEAT_TIMEOUT;
 use crate::calls::Comm;
-use crate::group::MpiRank;
 use crate::heartbeat;
 use crate::peer::{Peer, RECORD};
+use crate::state::MpiRank;
 use ferrum_kernels::GroupHandle;
 use ferrum_types::{Error, Result};
 use mpi::Threading;
