@@ -8,8 +8,8 @@
 //! Both give means of squares here, by the GGUF name of the weight.
 
 use crate::error::Shown;
+use crate::files::read_limited;
 use crate::gguf::Gguf;
-use crate::source::read_limited;
 use crate::tensor::{TensorDtype, TensorSource};
 use crate::{FormatError, Result};
 use ferrum_types::Dtype;

@@ -7,6 +7,7 @@
 mod bytes;
 pub mod chat_template;
 mod error;
+mod files;
 pub mod gguf;
 pub mod hf;
 pub mod hub;

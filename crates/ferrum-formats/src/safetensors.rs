@@ -147,7 +147,7 @@ impl Safetensors {
         if dir.join(INDEX).exists() {
             return Self::open_index(dir.join(INDEX));
         }
-        let found = crate::source::files_with_extension(dir, &["safetensors"])?;
+        let found = crate::files::files_with_extension(dir, &["safetensors"])?;
         if let [only] = found.as_slice() {
             return Self::open(only);
         }
@@ -155,9 +155,9 @@ impl Safetensors {
             let reason = format!("holds {} .safetensors files but no {INDEX}", found.len());
             return Err(FormatError::source(dir, reason, "name one of the files"));
         }
-        let pickles = crate::source::files_with_extension(dir, crate::source::PICKLES)?;
+        let pickles = crate::files::files_with_extension(dir, crate::files::PICKLES)?;
         Err(match pickles.first() {
-            Some(pickle) => crate::source::pickle_error(pickle),
+            Some(pickle) => crate::files::pickle_error(pickle),
             None => FormatError::source(dir, "holds no .safetensors file", ""),
         })
     }
@@ -253,7 +253,7 @@ pub(crate) fn index_naming(file: &Path) -> Result<Option<PathBuf>> {
 
 /// The `weight_map` of an index file: tensor name and shard.
 fn read_index(path: &Path) -> Result<Vec<(String, String)>> {
-    let text = crate::source::read_limited(path, MAX_INDEX)?;
+    let text = crate::files::read_limited(path, MAX_INDEX)?;
     let index = HfConfig::from_slice(path, &text)?;
     let Some(map) = index.value("weight_map") else {
         return Err(FormatError::missing_field(path, "weight_map", "an object"));

@@ -1,5 +1,6 @@
-//! From a path on the command line to an open model, or a sentence that says why not.
+//! Opens the model at a path, or returns an error that says why it cannot be opened.
 
+use crate::files::{PICKLES, extension_of, files_with_extension, pickle_error};
 use crate::gguf::Gguf;
 use crate::hf::{GenerationConfig, HfConfig, QuantizationConfig};
 use crate::identity::FileIdentity;
@@ -8,14 +9,8 @@ use crate::{FormatError, Result};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Extensions of Python pickles, which can run code when loaded and are never read.
-pub(crate) const PICKLES: &[&str] = &["bin", "pt", "pth", "ckpt", "pkl"];
-
 /// Where a folder says how its weights are quantised, when `config.json` does not.
 const QUANTIZATION_CONFIGS: [&str; 2] = ["quantize_config.json", "quant_config.json"];
-
-pub(crate) const CONVERT_HINT: &str =
-    "pickles can run code when loaded; convert the model to safetensors or GGUF first";
 
 /// An open model.
 #[derive(Debug)]
@@ -222,47 +217,4 @@ fn starts_with_gguf(path: &Path) -> Result<bool> {
         .read_to_end(&mut head)
         .map_err(|e| FormatError::io(path, "read", &e))?;
     Ok(head == b"GGUF")
-}
-
-fn extension_of(path: &Path) -> String {
-    path.extension()
-        .map(|e| e.to_string_lossy().to_ascii_lowercase())
-        .unwrap_or_default()
-}
-
-pub(crate) fn pickle_error(path: &Path) -> FormatError {
-    FormatError::source(path, "is a Python pickle", CONVERT_HINT)
-}
-
-/// The files in `dir` with one of these extensions, sorted.
-pub(crate) fn files_with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
-    let error = |e: std::io::Error| FormatError::io(dir, "read", &e);
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(error)? {
-        let path = entry.map_err(error)?.path();
-        if extensions.contains(&extension_of(&path).as_str()) && path.is_file() {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Reads a text file of at most `limit` bytes.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
-    let open = |e| FormatError::io(path, "open", &e);
-    let meta = std::fs::metadata(path).map_err(open)?;
-    if !meta.is_file() {
-        return Err(FormatError::source(path, "is not a regular file", ""));
-    }
-    let file = std::fs::File::open(path).map_err(open)?;
-    let mut text = Vec::new();
-    file.take(limit + 1)
-        .read_to_end(&mut text)
-        .map_err(|e| FormatError::io(path, "read", &e))?;
-    if text.len() as u64 > limit {
-        let found = meta.len().max(limit + 1);
-        return Err(FormatError::limit(path, "size in bytes", found, limit));
-    }
-    Ok(text)
 }

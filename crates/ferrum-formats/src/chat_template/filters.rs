@@ -6,7 +6,7 @@
 use super::args::{bind, int_or, need_str, place, truth};
 use super::budget::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, charge, exhausted, fail};
 use super::value::{List, Size, Text, dict, own, text_of, type_name};
-use super::{globals, json, methods, operators};
+use super::{globals, json, methods, operators, semantics};
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Output, State, Value, filters, tests};
@@ -133,7 +133,7 @@ fn register_filters(env: &mut Environment<'static>) {
     env.add_filter("truncate", truncate);
     env.add_filter("round", round);
     env.add_filter("list", |state: &State, value: &Value| {
-        List::paid(state, operators::items_of(state, value)?, false)
+        List::paid(state, semantics::items_of(state, value)?, false)
     });
     for name in ["length", "count"] {
         env.add_filter(name, length);
@@ -162,7 +162,7 @@ fn register_filters(env: &mut Environment<'static>) {
     env.add_filter(
         "format",
         |state: &State, pattern: &str, values: Rest<ValueOrKwargs>| {
-            operators::formatted(state, FormatStyle::Printf, pattern, &values.into_values())
+            semantics::formatted(state, FormatStyle::Printf, pattern, &values.into_values())
         },
     );
 }
@@ -315,7 +315,7 @@ fn join(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
         bind(state, &args.into_values(), ["value", "d", "attribute"])?;
     let separator = text_of(state, &separator.unwrap_or("".into()))?;
     let mut out = String::new();
-    for (at, item) in operators::items_of(state, &value.unwrap_or_default())?
+    for (at, item) in semantics::items_of(state, &value.unwrap_or_default())?
         .into_iter()
         .enumerate()
     {
@@ -336,7 +336,7 @@ fn join(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 /// Not the engine's, which takes no notice of arguments by name.
 fn map(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
-    let items = operators::items_of(state, args.first().unwrap_or(&Value::UNDEFINED))?;
+    let items = semantics::items_of(state, args.first().unwrap_or(&Value::UNDEFINED))?;
     let mut mapped = Vec::with_capacity(items.len());
     if let Some(filter) = args.get(1).and_then(Value::as_str) {
         for item in items {
@@ -366,7 +366,7 @@ fn sum(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let [value, attribute, start] =
         bind(state, &args.into_values(), ["value", "attribute", "start"])?;
     let mut sum = start.unwrap_or(0.into());
-    for item in operators::items_of(state, &value.unwrap_or_default())? {
+    for item in semantics::items_of(state, &value.unwrap_or_default())? {
         let item = match &attribute {
             Some(path) => attribute_path(state, &item, need_str(Some(path))?)?,
             None => item,
@@ -385,7 +385,7 @@ fn group_by(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     )?;
     let path = need_str(attribute.as_ref())?;
     let mut keyed = Vec::new();
-    for item in operators::items_of(state, &value.unwrap_or_default())? {
+    for item in semantics::items_of(state, &value.unwrap_or_default())? {
         let key = attribute_path(state, &item, path)?;
         let key = if key.is_undefined() {
             default.clone().unwrap_or(key)
@@ -454,7 +454,7 @@ fn register_tests(env: &mut Environment<'static>) {
     ] {
         for name in names {
             env.add_test(name, move |state: &State, a: &Value, b: &Value| {
-                operators::compare(state, operator, a, b)
+                semantics::compare(state, operator, a, b)
             });
         }
     }

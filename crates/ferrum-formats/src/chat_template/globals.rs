@@ -3,11 +3,10 @@
 use super::args::{bind, int_or, need_str};
 use super::budget::{Stop, charge, fail};
 use super::clock::strftime;
-use super::operators::items_of;
-use super::value::{Dict, List, Namespace, dict, own, text_of};
-use minijinja::value::{Object, ObjectRepr, Rest, ValueOrKwargs};
+use super::semantics::items_of;
+use super::value::{Cycler, Dict, List, Namespace, dict, own, text_of};
+use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -151,60 +150,8 @@ fn range(state: &State, args: Rest<Value>) -> Result<Value, Error> {
     List::paid(state, items.collect(), false)
 }
 
-/// `cycler(a, b, …)`, and `joiner`, which stays at its last item.
-#[derive(Debug)]
-pub(super) struct Cycler {
-    pub(super) items: List,
-    joiner: bool,
-    at: AtomicUsize,
-}
-
 fn cycler(state: &State, items: Vec<Value>, joiner: bool) -> Result<Value, Error> {
     charge(state, 128 + 24 * items.len() as u64)?;
-    Ok(Value::from_object(Cycler {
-        items: List::new(items, true)?,
-        joiner,
-        at: AtomicUsize::new(0),
-    }))
-}
-
-impl Cycler {
-    fn next(&self) -> Value {
-        let (at, items) = (self.at.fetch_add(1, Ordering::Relaxed), &self.items.items);
-        let at = if self.joiner {
-            at.min(1)
-        } else {
-            at % items.len().max(1)
-        };
-        items.get(at).cloned().unwrap_or_default()
-    }
-}
-
-impl Object for Cycler {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, _: &mut State, _: &[Value]) -> Result<Value, Error> {
-        match self.joiner {
-            true => Ok(self.next()),
-            false => fail("a cycler is not called; its method next() is"),
-        }
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        _: &mut State,
-        name: &str,
-        _: &[Value],
-    ) -> Result<Value, Error> {
-        match name {
-            "next" if !self.joiner => Ok(self.next()),
-            _ => fail(format!("a cycler or joiner has no method '{name}'")),
-        }
-    }
-
-    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.joiner { "<Joiner>" } else { "<Cycler>" })
-    }
+    let items = List::new(items, true)?;
+    Ok(Value::from_object(Cycler::new(items, joiner)))
 }

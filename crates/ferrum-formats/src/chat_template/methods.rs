@@ -2,7 +2,7 @@
 
 use super::args::{bind, int_or, need_str, truth};
 use super::budget::{charge, fail};
-use super::operators::{compare, formatted, items_of};
+use super::semantics::{compare, formatted, items_of};
 use super::value::{Dict, List, Size, own, type_name};
 use minijinja::formatting::FormatStyle;
 use minijinja::{Error, ErrorKind, State, Value};

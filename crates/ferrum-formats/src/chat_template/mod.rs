@@ -18,7 +18,9 @@ mod globals;
 mod json;
 mod load;
 mod methods;
+mod objects;
 mod operators;
+mod semantics;
 mod value;
 
 pub use budget::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, MAX_VALUE_BYTES};

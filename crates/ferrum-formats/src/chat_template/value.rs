@@ -1,15 +1,15 @@
-//! Lists, dictionaries and namespaces of templates: they print as Python's, and know how deep and large they are.
+//! Lists, dictionaries, namespaces and cyclers of templates: they print as Python's, and know how deep and large they are.
 //!
 //! The engine's own containers are not used, because nothing bounds them: see `compile.rs`.
 
 use super::budget::{MAX_VALUE_BYTES, MAX_VALUE_DEPTH, charge, exhausted, fail};
-use super::methods;
 use indexmap::IndexMap;
-use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, ValueKind};
+use minijinja::value::{DynObject, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
+use std::sync::atomic::{self, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How deep a value is, and the bytes of all it holds, what it holds twice counted twice.
@@ -39,7 +39,7 @@ impl Size {
             dict.size
         } else if let Some(method) = object.downcast_ref::<Method>() {
             method.size
-        } else if let Some(cycler) = object.downcast_ref::<super::globals::Cycler>() {
+        } else if let Some(cycler) = object.downcast_ref::<Cycler>() {
             cycler.items.size
         } else if value.is_kwargs() {
             let values = value
@@ -88,7 +88,7 @@ pub(super) struct List {
     pub(super) items: Vec<Value>,
     pub(super) tuple: bool,
     /// A pair from `groupby`, with the attributes `grouper` and `list`.
-    group: bool,
+    pub(super) group: bool,
     size: Size,
 }
 
@@ -123,60 +123,6 @@ impl List {
     }
 }
 
-impl Object for List {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let at = match key.as_str() {
-            Some("grouper") if self.group => 0,
-            Some("list") if self.group => 1,
-            _ => key.as_i64()?,
-        };
-        let at = if at < 0 {
-            at.checked_add(self.items.len() as i64)?
-        } else {
-            at
-        };
-        self.items.get(usize::try_from(at).ok()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.items.len())
-    }
-
-    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
-        // A list never equals a tuple; otherwise item by item.
-        let other = other.downcast_ref::<List>()?;
-        Some(self.tuple.cmp(&other.tuple)).filter(|order| order.is_ne())
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        state: &mut State,
-        name: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
-        methods::of_list(state, self, name, args)
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char(if self.tuple { '(' } else { '[' })?;
-        for (at, item) in self.items.iter().enumerate() {
-            if at > 0 {
-                f.write_str(", ")?;
-            }
-            repr(item, f)?;
-        }
-        f.write_str(match self.tuple {
-            true if self.items.len() == 1 => ",)",
-            true => ")",
-            false => "]",
-        })
-    }
-}
-
 /// A dictionary in order of insertion; it never changes.
 #[derive(Debug, Default)]
 pub(super) struct Dict {
@@ -206,45 +152,6 @@ impl Dict {
     pub(super) fn paid(state: &State, pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
         charge(state, 160 + 80 * pairs.len() as u64)?;
         Dict::value(pairs)
-    }
-}
-
-impl Object for Dict {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        match key.as_object() {
-            Some(_) => None,
-            None => self.items.get(key).cloned(),
-        }
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        self.mapped_enumerator(|this| Box::new(this.items.keys().cloned()))
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.items.len())
-    }
-
-    fn call_method(
-        self: &Arc<Self>,
-        state: &mut State,
-        name: &str,
-        args: &[Value],
-    ) -> Result<Value, Error> {
-        methods::of_dict(state, self, name, args)
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('{')?;
-        for (at, (key, value)) in self.items.iter().enumerate() {
-            if at > 0 {
-                f.write_str(", ")?;
-            }
-            repr(key, f)?;
-            f.write_str(": ")?;
-            repr(value, f)?;
-        }
-        f.write_char('}')
     }
 }
 
@@ -307,6 +214,66 @@ impl Object for Namespace {
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("<Namespace>")
+    }
+}
+
+/// `cycler(a, b, …)`, and `joiner`, which stays at its last item.
+#[derive(Debug)]
+pub(super) struct Cycler {
+    items: List,
+    joiner: bool,
+    at: AtomicUsize,
+}
+
+impl Cycler {
+    pub(super) fn new(items: List, joiner: bool) -> Self {
+        Self {
+            items,
+            joiner,
+            at: AtomicUsize::new(0),
+        }
+    }
+
+    fn next(&self) -> Value {
+        let (at, items) = (
+            self.at.fetch_add(1, atomic::Ordering::Relaxed),
+            &self.items.items,
+        );
+        let at = if self.joiner {
+            at.min(1)
+        } else {
+            at % items.len().max(1)
+        };
+        items.get(at).cloned().unwrap_or_default()
+    }
+}
+
+impl Object for Cycler {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _: &mut State, _: &[Value]) -> Result<Value, Error> {
+        match self.joiner {
+            true => Ok(self.next()),
+            false => fail("a cycler is not called; its method next() is"),
+        }
+    }
+
+    fn call_method(
+        self: &Arc<Self>,
+        _: &mut State,
+        name: &str,
+        _: &[Value],
+    ) -> Result<Value, Error> {
+        match name {
+            "next" if !self.joiner => Ok(self.next()),
+            _ => fail(format!("a cycler or joiner has no method '{name}'")),
+        }
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.joiner { "<Joiner>" } else { "<Cycler>" })
     }
 }
 

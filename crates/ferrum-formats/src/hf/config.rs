@@ -29,7 +29,7 @@ impl HfConfig {
     /// [`FormatError`] when it cannot be read, is too large or too deep, or is no JSON object.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        Self::from_slice(path, &crate::source::read_limited(path, MAX_SIZE)?)
+        Self::from_slice(path, &crate::files::read_limited(path, MAX_SIZE)?)
     }
 
     /// Parses JSON text; `path` is for messages.

@@ -5,7 +5,7 @@
 
 use super::names::{ModelName, RepoId};
 use crate::error::Shown;
-use crate::source::{CONVERT_HINT, PICKLES};
+use crate::files::{CONVERT_HINT, PICKLES};
 use crate::{FormatError, Result};
 use std::collections::{BTreeMap, HashSet};
 

@@ -305,11 +305,11 @@ impl KvFolder {
 
 /// What a folder holds, by the time of its last use. What was not written to its end is removed.
 fn scan(root: &Path) -> Result<Index> {
-    for path in crate::source::files_with_extension(root, &["partial"])? {
+    for path in crate::files::files_with_extension(root, &["partial"])? {
         remove(&path)?;
     }
     let mut found = Vec::new();
-    for path in crate::source::files_with_extension(root, &[EXTENSION])? {
+    for path in crate::files::files_with_extension(root, &[EXTENSION])? {
         let meta = fs::metadata(&path).ok().filter(fs::Metadata::is_file);
         if let (Some(name), Some(meta)) = (KvBlockName::parse(&path), meta) {
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);

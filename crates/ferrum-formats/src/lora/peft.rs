@@ -31,7 +31,7 @@ fn weights(dir: &Path) -> Result<Safetensors> {
     }
     let pickle = dir.join("adapter_model.bin");
     match pickle.exists() {
-        true => Err(crate::source::pickle_error(&pickle)),
+        true => Err(crate::files::pickle_error(&pickle)),
         false => {
             let reason = format!("holds no {WEIGHTS}");
             let hint = "the download is incomplete, fetch the missing file";

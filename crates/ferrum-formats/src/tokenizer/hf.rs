@@ -6,7 +6,7 @@ use super::error::TokenizerError;
 use super::regex_steps::{GaveUp, Normalizer, PreTokenizer};
 use super::vocab::end_names;
 use super::{EncodeOptions, SpecialIds, TokenizerKind};
-use crate::source::read_limited;
+use crate::files::read_limited;
 use ferrum_types::TokenId;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};

@@ -9,7 +9,6 @@
 //! Numbers are little-endian. Every byte is under a checksum: panels in chunks of 4 MiB, so that several threads
 //! can check them.
 
-use super::folder::STATE;
 use crate::bytes::Bytes;
 use crate::identity::FileIdentity;
 use crate::{FormatError, Result};
@@ -20,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use twox_hash::XxHash3_64;
 
+/// Extension of the marker file beside a file, whose modification time is that of the last use.
+pub(super) const STATE: &str = "state";
 /// First bytes of a footer.
 pub(super) const MAGIC: [u8; 8] = *b"ferrumpw";
 /// Version of this layout.

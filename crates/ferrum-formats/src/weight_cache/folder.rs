@@ -1,6 +1,6 @@
 //! The folder of a cache: its access mode, its files, and which of them were verified.
 
-use super::file::PackedFile;
+use super::file::{PackedFile, STATE};
 use super::writer::Writer;
 use super::{CacheKey, KeyContent};
 use crate::identity::FileIdentity;
@@ -15,8 +15,6 @@ use std::time::SystemTime;
 
 /// Extension of packed weights.
 pub(super) const EXTENSION: &str = "weights";
-/// Extension of the note beside them, whose time of writing is that of the last use.
-pub(super) const STATE: &str = "state";
 /// Extension of files that are being written. The writer holds a lock on its file, so a file without a lock is abandoned.
 const PARTIAL: &str = "partial";
 /// File that is locked while files are added or removed.
@@ -202,7 +200,7 @@ impl Folder {
     /// Files with this extension; none when there is no folder.
     fn files_with(&self, extension: &str) -> Result<Vec<PathBuf>> {
         match self.root().exists() {
-            true => crate::source::files_with_extension(self.root(), &[extension]),
+            true => crate::files::files_with_extension(self.root(), &[extension]),
             false => Ok(Vec::new()),
         }
     }
@@ -213,7 +211,7 @@ impl Folder {
             return false;
         };
         let note = file.path().with_extension(STATE);
-        let note = crate::source::read_limited(&note, MAX_STATE);
+        let note = crate::files::read_limited(&note, MAX_STATE);
         note.is_ok_and(|note| serde_json::from_slice(&note).is_ok_and(|then: Verified| then == now))
     }
 
