@@ -1,7 +1,7 @@
 //! Prompt in, text out, for one sequence.
 
+use crate::image_embeddings::PromptImage;
 use crate::sampler::NoToken;
-use crate::vision::PromptImage;
 use crate::{Sampler, SamplingParams, Session, StopMatcher};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::{Error, Result, TokenId};

@@ -9,6 +9,8 @@ pub mod eager;
 pub mod engine;
 mod generate;
 pub mod grammar;
+mod image_embeddings;
+mod kv_entry;
 mod offload;
 pub mod pool;
 pub mod priority;

@@ -1,6 +1,6 @@
 //! Loads LoRA adapters in the background, installs them between steps and frees them after their last request.
 
-use super::step_loop::StepLoop;
+use super::state::{AdapterState, StepLoop};
 use super::{Command, EngineError, EngineHandle, Request, Shared};
 use crate::LoadedAdapter;
 use ferrum_formats::LoraFolder;
@@ -15,14 +15,6 @@ pub(super) struct NewAdapter {
     id: AdapterId,
     adapter: LoadedAdapter,
     done: oneshot::Sender<Result<(), EngineError>>,
-}
-
-/// State of an adapter on the runner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AdapterState {
-    Usable,
-    /// Stays until its last request ends; new requests cannot use it.
-    Retired,
 }
 
 impl Shared {

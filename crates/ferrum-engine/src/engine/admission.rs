@@ -3,32 +3,14 @@
 use super::choice::{ChoiceState, OutputText};
 use super::pooling::{Pooling, PoolingState};
 use super::prompt_lookup::PromptLookup;
-use super::request::{EngineError, Event, Submission, Usage};
-use super::stats::Progress;
-use super::step_loop::StepLoop;
+use super::request::{EngineError, Submission, Usage};
+use super::state::{RequestState, StepLoop};
 use crate::pool::CacheSalt;
 use crate::scheduler::{NewSequence, StepPlan};
-use ferrum_types::{AdapterId, Result, SeqId, TokenId};
+use ferrum_types::{Result, SeqId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::mpsc::Sender;
-
-/// A request that has not ended.
-pub(super) struct RequestState {
-    pub(super) events: Sender<Event>,
-    pub(super) arrived_at: Duration,
-    /// Shared with the event stream.
-    pub(super) progress: Arc<Progress>,
-    /// Choices that have not ended.
-    pub(super) seqs: Vec<SeqId>,
-    pub(super) adapter: Option<AdapterId>,
-    pub(super) stop_tokens: Vec<TokenId>,
-    pub(super) usage: Usage,
-    pub(super) prompt_logprobs: Option<usize>,
-    /// Prompt positions whose logits were used.
-    pub(super) prompt_rows: usize,
-}
 
 impl StepLoop<'_> {
     /// Creates the sequences of a request.

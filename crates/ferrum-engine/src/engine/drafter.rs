@@ -3,9 +3,6 @@
 use super::draft::{DraftModel, DraftRequest, Drafts};
 use super::draft_head::DraftHead;
 use super::speculation::DraftSpeedup;
-use super::step_loop::StepLoop;
-use crate::scheduler::StepPlan;
-use ferrum_models::{StepBatch, TapPoint};
 use ferrum_types::{Result, SeqId};
 
 /// See the [module](self).
@@ -56,47 +53,10 @@ impl Drafter {
     }
 
     /// The head, if the source is one.
-    fn head(&mut self) -> Option<&mut DraftHead> {
+    pub(super) fn head(&mut self) -> Option<&mut DraftHead> {
         match &mut self.source {
             DraftSource::Model(_) => None,
             DraftSource::Head(head) => Some(head),
-        }
-    }
-}
-
-impl StepLoop<'_> {
-    /// Taps the hidden states that a draft head reads: those of all rows, as any of them may be accepted.
-    pub(super) fn tap_rows(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
-        let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
-            return;
-        };
-        let points: &[TapPoint] = head.points();
-        for (seq, scheduled) in plan.sequences().iter().enumerate() {
-            if !scheduled.hidden {
-                batch.tap_rows(seq, points);
-            }
-        }
-    }
-
-    /// Gives a draft head the hidden states of the rows whose tokens were accepted and have a known next token.
-    pub(super) fn take_hidden_states(&mut self, plan: &StepPlan) {
-        let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
-            return;
-        };
-        let (width, tapped) = (head.width(), self.output.tapped());
-        let mut row = 0;
-        for scheduled in plan
-            .sequences()
-            .iter()
-            .filter(|scheduled| !scheduled.hidden)
-        {
-            let rows = &tapped[row * width..][..scheduled.len * width];
-            row += scheduled.len;
-            if let Some(seq) = self.scheduler.sequence(scheduled.seq) {
-                let known = seq.tokens().len().saturating_sub(scheduled.start + 1);
-                let known = known.min(scheduled.len);
-                head.take(scheduled.seq, scheduled.start, &rows[..known * width]);
-            }
         }
     }
 }

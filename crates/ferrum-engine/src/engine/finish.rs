@@ -2,7 +2,7 @@
 
 use super::choice::ChoiceFinish;
 use super::request::{EngineError, Event, RequestId};
-use super::step_loop::StepLoop;
+use super::state::StepLoop;
 use crate::FinishReason;
 use ferrum_types::SeqId;
 use std::sync::atomic::Ordering;

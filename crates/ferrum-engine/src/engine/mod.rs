@@ -39,6 +39,7 @@ mod request;
 mod row_outputs;
 mod sampling;
 mod speculation;
+mod state;
 mod stats;
 mod step;
 mod step_loop;
@@ -68,6 +69,7 @@ use ferrum_models::{DraftFeatures, TapPoint};
 use ferrum_types::AdapterId;
 pub(crate) use health::Watchdog;
 use request::{Limits, Submission};
+use state::StepLoop;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -75,7 +77,6 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use step_loop::StepLoop;
 use tokio::sync::watch;
 
 /// Settings of an engine; the runner's own sizes bound the steps.

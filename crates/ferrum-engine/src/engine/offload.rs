@@ -1,6 +1,6 @@
 //! Moves entries of the prefix cache between the device and the offload tiers.
 
-use super::step_loop::StepLoop;
+use super::state::StepLoop;
 use super::{Command, EngineConfig};
 use crate::StepRunner;
 use crate::offload::{EntryLayouts, OffloadConnector};

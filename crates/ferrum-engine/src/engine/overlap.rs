@@ -5,35 +5,10 @@
 //! the device chooses. A sequence that ends with such a token is computed once too often, which does not affect other
 //! sequences.
 
-use super::step::{PlannedStep, Timestamp};
-use super::step_loop::StepLoop;
+use super::state::{StepInFlight, StepLoop};
 use crate::scheduler::{ScheduledSequence, StepPlan};
-use ferrum_models::{Readback, Ticket};
-use ferrum_types::{AdapterId, Result};
-use std::time::Duration;
-
-/// A step that was submitted to the device.
-pub(super) struct StepInFlight {
-    pub(super) ticket: Ticket,
-    pub(super) step: PlannedStep,
-    /// Whether it has drafts, as [`StepLoop::begin_step`] determined; `None`: the step does not count for the speedup.
-    pub(super) drafted: Option<bool>,
-    pub(super) prompt_tokens: usize,
-    /// Its expected duration.
-    pub(super) expected: Duration,
-    /// When its planning began.
-    pub(super) started: Timestamp,
-    pub(super) submitted: Timestamp,
-    /// Whether the next step can be planned without its tokens.
-    pub(super) can_be_followed: bool,
-}
-
-impl StepInFlight {
-    /// Whether one of its sequences uses this adapter, sequences that have ended since included.
-    pub(super) fn has_adapter(&self, id: AdapterId) -> bool {
-        self.step.batch.adapters.contains(&Some(id))
-    }
-}
+use ferrum_models::Readback;
+use ferrum_types::Result;
 
 impl StepLoop<'_> {
     /// Submits the next step, if it can be planned now, and collects the one in flight. Without overlapping steps,

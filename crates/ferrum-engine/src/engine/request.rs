@@ -3,8 +3,8 @@
 use super::stats::{MAX_DRAFT_TOKENS, Progress};
 use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
+use crate::image_embeddings::PromptImage;
 use crate::sampler::Logprobs;
-use crate::vision::PromptImage;
 use crate::{FinishReason, Generation};
 use ferrum_types::{AdapterId, TokenId};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::choice::{ChoiceFinish, SampleOutcome};
 use super::request::{EngineError, Event, StopMatch};
-use super::step_loop::StepLoop;
+use super::state::StepLoop;
 use crate::FinishReason;
 use crate::sampler::{has_number, logprobs};
 use crate::scheduler::ScheduledSequence;

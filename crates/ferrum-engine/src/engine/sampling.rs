@@ -1,6 +1,6 @@
 //! Samples tokens for several sequences in parallel: each reads a whole vocabulary of logits while the device waits.
 
-use super::step_loop::StepLoop;
+use super::state::StepLoop;
 use crate::scheduler::StepPlan;
 use ferrum_types::SeqId;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};

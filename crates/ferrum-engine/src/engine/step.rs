@@ -3,28 +3,13 @@
 use super::choice::OnDevice;
 use super::draft::DraftRequest;
 use super::drafter::Drafter;
-use super::overlap::StepInFlight;
-use super::step_loop::StepLoop;
+use super::state::{PlannedStep, StepInFlight, StepLoop, Timestamp};
 use super::step_time;
 use crate::grammar::MaskThreads;
 use crate::scheduler::{ScheduledSequence, StepPlan};
-use ferrum_models::{LogitRows, Readback, StepBatch};
+use ferrum_models::{LogitRows, Readback, StepBatch, TapPoint};
 use ferrum_types::{Error, Result};
 use std::time::{Duration, Instant};
-
-/// Plan and batch of a step. Reused by later steps.
-#[derive(Default)]
-pub(super) struct PlannedStep {
-    pub(super) plan: StepPlan,
-    pub(super) batch: StepBatch,
-}
-
-/// A time on the machine's clock and on the engine's, which tests set manually.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Timestamp {
-    pub(super) instant: Instant,
-    pub(super) clock: Duration,
-}
 
 impl StepLoop<'_> {
     /// Plans the next step while none is in flight, and submits it. `None`: all sequences wait for files.
@@ -268,6 +253,41 @@ impl StepLoop<'_> {
             let others = std::iter::repeat_n(Readback::Logits, others);
             let rows = others.chain(std::iter::repeat_n(token, tokens));
             self.readbacks.extend(rows);
+        }
+    }
+
+    /// Taps the hidden states that a draft head reads: those of all rows, as any of them may be accepted.
+    pub(super) fn tap_rows(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
+        let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
+            return;
+        };
+        let points: &[TapPoint] = head.points();
+        for (seq, scheduled) in plan.sequences().iter().enumerate() {
+            if !scheduled.hidden {
+                batch.tap_rows(seq, points);
+            }
+        }
+    }
+
+    /// Gives a draft head the hidden states of the rows whose tokens were accepted and have a known next token.
+    pub(super) fn take_hidden_states(&mut self, plan: &StepPlan) {
+        let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
+            return;
+        };
+        let (width, tapped) = (head.width(), self.output.tapped());
+        let mut row = 0;
+        for scheduled in plan
+            .sequences()
+            .iter()
+            .filter(|scheduled| !scheduled.hidden)
+        {
+            let rows = &tapped[row * width..][..scheduled.len * width];
+            row += scheduled.len;
+            if let Some(seq) = self.scheduler.sequence(scheduled.seq) {
+                let known = seq.tokens().len().saturating_sub(scheduled.start + 1);
+                let known = known.min(scheduled.len);
+                head.take(scheduled.seq, scheduled.start, &rows[..known * width]);
+            }
         }
     }
 }

@@ -1,123 +1,19 @@
 //! The loop of the engine's thread: handles commands, runs steps, sends events.
 
-use super::adapters::AdapterState;
-use super::admission::RequestState;
-use super::choice::{ChoiceState, SampleOutcome};
-use super::drafter::Drafter;
-use super::overlap::StepInFlight;
-use super::request::RequestId;
-use super::stats::DraftCounts;
-use super::step::{PlannedStep, Timestamp};
-use super::step_time::StepTimeModel;
-use super::{Command, Phase, Shared};
-use crate::grammar::MaskThreads;
-use crate::offload::OffloadConnector;
+use super::state::StepLoop;
+use super::{Command, Phase};
+use crate::FinishReason;
 use crate::pool::BlockTable;
-use crate::scheduler::Scheduler;
-use crate::{FinishReason, StepRunner};
-use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch, StepOutput};
-use ferrum_types::{AdapterId, Error, Result, SeqId};
-use std::collections::{BTreeMap, HashMap};
+use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch};
+use ferrum_types::{Error, Result};
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::TryRecvError;
+use std::time::Duration;
 
 /// How long to wait for files before deadlines are checked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// State of the engine's thread.
-pub(super) struct StepLoop<'a> {
-    pub(super) runner: Box<dyn StepRunner>,
-    pub(super) draft: Option<Drafter>,
-    pub(super) tokenizer: Option<&'a Tokenizer>,
-    pub(super) scheduler: Scheduler,
-    pub(super) shared: &'a Shared,
-    inbox: &'a Receiver<Command>,
-    pub(super) requests: HashMap<RequestId, RequestState>,
-    /// LoRA adapters on the runner.
-    pub(super) adapters: BTreeMap<AdapterId, AdapterState>,
-    pub(super) choices: HashMap<SeqId, ChoiceState<'a>>,
-    pub(super) next_seq: u64,
-    /// Whether a step may be submitted while another is in flight.
-    pub(super) overlaps: bool,
-    /// The submitted step, between two calls of [`advance`](Self::advance).
-    pub(super) in_flight: Option<StepInFlight>,
-    /// Memory of steps that have ended, for reuse.
-    pub(super) spare: Vec<PlannedStep>,
-    /// When the last step was collected, and when its events were sent.
-    pub(super) last_collected: Timestamp,
-    pub(super) last_ended: Instant,
-    /// By row of logits: what is read of it.
-    pub(super) readbacks: Vec<Readback>,
-    /// Outputs of the collected step.
-    pub(super) output: StepOutput,
-    /// By row of logits: tokens that were sampled in parallel.
-    pub(super) chosen: Vec<Option<SampleOutcome>>,
-    /// Started with the first request that has a grammar.
-    pub(super) mask_threads: Option<MaskThreads>,
-    pub(super) probe_wanted: bool,
-    last_check: Option<Duration>,
-    pub(super) generated: u64,
-    pub(super) model_time: Duration,
-    /// Tokens that were drafted, and those that were accepted.
-    pub(super) drafted: (u64, u64),
-    pub(super) drafts: DraftCounts,
-    pub(super) step_time: StepTimeModel,
-    /// The offload tiers.
-    pub(super) offload: Option<Arc<OffloadConnector>>,
-    /// Buffer for entries that are read from the device.
-    pub(super) kv_bytes: Vec<u8>,
-    /// Whether all sequences wait for files that are being read.
-    pub(super) waits_for_files: bool,
-}
-
-impl<'a> StepLoop<'a> {
-    pub(super) fn new(
-        (runner, draft): (Box<dyn StepRunner>, Option<Drafter>),
-        tokenizer: Option<&'a Tokenizer>,
-        scheduler: Scheduler,
-        shared: &'a Shared,
-        inbox: &'a Receiver<Command>,
-    ) -> Self {
-        let now = Instant::now();
-        Self {
-            overlaps: runner.in_flight() > 1,
-            runner,
-            draft,
-            tokenizer,
-            scheduler,
-            shared,
-            inbox,
-            requests: HashMap::new(),
-            adapters: BTreeMap::new(),
-            choices: HashMap::new(),
-            next_seq: 0,
-            in_flight: None,
-            spare: Vec::new(),
-            last_collected: Timestamp {
-                instant: now,
-                clock: Duration::ZERO,
-            },
-            last_ended: now,
-            readbacks: Vec::new(),
-            output: StepOutput::default(),
-            chosen: Vec::new(),
-            mask_threads: None,
-            probe_wanted: false,
-            last_check: None,
-            generated: 0,
-            model_time: Duration::ZERO,
-            drafted: (0, 0),
-            drafts: DraftCounts::default(),
-            step_time: StepTimeModel::new(shared.config.step_time),
-            offload: None,
-            kv_bytes: Vec::new(),
-            waits_for_files: false,
-        }
-    }
-
+impl StepLoop<'_> {
     /// Runs until a command stops it.
     pub(super) fn run(&mut self) -> Result<()> {
         self.update_stats(None);

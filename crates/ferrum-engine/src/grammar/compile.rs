@@ -1,6 +1,7 @@
 //! From a [`Grammar`] to a [`Constraint`].
 
 use super::cache::GrammarCache;
+use super::error_text::short_text;
 use super::threads::CompileThreads;
 use super::{
     Constraint, GRAMMAR_CACHE_BYTES, Grammar, GrammarError, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH,
@@ -97,7 +98,7 @@ impl Vocabulary {
             max_tokens: None,
         };
         let parser = factory.create_parser(grammar);
-        let parser = parser.map_err(|e| GrammarError::Invalid(words(&e.to_string())))?;
+        let parser = parser.map_err(|e| GrammarError::Invalid(short_text(&e.to_string())))?;
         let mut matcher = Matcher::new(Ok(parser));
         // Every answer begins with this mask, which its clone of the matcher knows then.
         let first = Mask::of(&mut matcher, &[], self.size);
@@ -114,7 +115,7 @@ impl Vocabulary {
         // The trie has limits of its own, which it asserts.
         let mut factory = match catch_unwind(AssertUnwindSafe(build)) {
             Ok(Ok(factory)) => factory,
-            Ok(Err(error)) => return Err(GrammarError::Vocabulary(words(&error.to_string()))),
+            Ok(Err(error)) => return Err(GrammarError::Vocabulary(short_text(&error.to_string()))),
             Err(_) => return Err(GrammarError::Vocabulary("it has no trie".into())),
         };
         factory.quiet();
@@ -165,22 +166,6 @@ fn limits() -> ParserLimits {
         verbose_errors: false,
         ..ParserLimits::default()
     }
-}
-
-/// The first line of an error, and the last if the first only introduces it. The text is shortened, as it is part of a
-/// response.
-pub(super) fn words(error: &str) -> String {
-    const MOST: usize = 300;
-    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
-    let mut line = lines.next().unwrap_or("no reason given").to_owned();
-    // Lines after these show the text itself.
-    if let Some(reason) = lines.find_map(|line| line.strip_prefix("error: ")) {
-        line = format!("{line} {reason}");
-    }
-    if let Some((at, _)) = line.char_indices().nth(MOST) {
-        line.replace_range(at.., "…");
-    }
-    line
 }
 
 /// A grammar and its parts in the form that the parser reads, within the limits.

@@ -1,6 +1,6 @@
 //! A compiled grammar, and where one answer is in it.
 
-use super::compile::words;
+use super::error_text::short_text;
 use super::masks::{Done, Job};
 use super::{Mask, MaskThreads};
 use ferrum_types::TokenId;
@@ -209,7 +209,7 @@ impl Guide {
         };
         let started = Instant::now();
         let accepted = matcher.consume_token(token);
-        accepted.map_err(|e| words(&e.to_string()))?;
+        accepted.map_err(|e| short_text(&e.to_string()))?;
         let whole = matcher.is_stopped();
         self.budget.earn();
         self.budget.charge(started.elapsed())?;

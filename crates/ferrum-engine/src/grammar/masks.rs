@@ -1,6 +1,6 @@
 //! Masks, and the threads that compute them while a step runs.
 
-use super::compile::words;
+use super::error_text::short_text;
 use ferrum_types::TokenId;
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
@@ -30,7 +30,7 @@ impl Mask {
         ends: &[TokenId],
         vocab: usize,
     ) -> Result<Self, String> {
-        let failed = |error: String| words(&error);
+        let failed = |error: String| short_text(&error);
         if matcher.is_stopped() {
             return match matcher.get_error() {
                 Some(error) => Err(failed(error)),

@@ -19,6 +19,7 @@
 mod cache;
 mod compile;
 mod constraint;
+mod error_text;
 mod gbnf;
 mod masks;
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Connects one engine to the offload tiers.
 
-use super::{EntryLayouts, KvOffload, OffloadStats, Origin, Prefix, StoredEntry};
+use super::{EntryLayouts, KvOffload, OffloadStats, Origin, Prefix};
+use crate::image_embeddings::FIRST_CACHE_KEY;
+use crate::kv_entry::StoredEntry;
 use crate::pool::{CacheEntryKind, CachedPrefix};
 use crate::scheduler::{
     OffloadLookup, OffloadLookupResult, OffloadQuery, OffloadedEntry, OffloadedPrefix,
 };
-use crate::vision::FIRST_CACHE_KEY;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
 use ferrum_types::SeqId;
 use std::collections::HashMap;

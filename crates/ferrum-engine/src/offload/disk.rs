@@ -1,6 +1,6 @@
 //! The disk tier: a thread writes entries to a folder from a bounded queue.
 
-use super::StoredEntry;
+use crate::kv_entry::StoredEntry;
 use crate::priority::set_nice;
 use ferrum_formats::FormatError;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder, KvWritten};

@@ -17,8 +17,9 @@ mod tests;
 pub(crate) use connector::OffloadConnector;
 
 use crate::StepRunner;
+use crate::image_embeddings::FIRST_CACHE_KEY;
+use crate::kv_entry::StoredEntry;
 use crate::pool::{CacheEntryKind, CacheSalt};
-use crate::vision::FIRST_CACHE_KEY;
 use disk::DiskTier;
 use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
 use ferrum_models::{KvBlockLayout, StateLayout};
@@ -59,41 +60,6 @@ pub struct OffloadStats {
     pub dropped: u64,
     /// Damaged files that were removed.
     pub damaged: u64,
-}
-
-/// An entry in an offload tier.
-pub(crate) struct StoredEntry {
-    name: KvBlockName,
-    /// See [`Prefix`].
-    description: Box<[u8]>,
-    bytes: Vec<u8>,
-}
-
-impl fmt::Debug for StoredEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoredEntry({} bytes)", self.bytes.len())
-    }
-}
-
-impl StoredEntry {
-    /// Its stored bytes, as [`StepRunner::read_kv_blocks`] or [`StepRunner::read_state`] gave them.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// An entry of these bytes without a prefix.
-    #[cfg(test)]
-    pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
-        Self {
-            name: KvBlockName::root(b"", b""),
-            description: Box::default(),
-            bytes,
-        }
-    }
-
-    fn size(&self) -> u64 {
-        (self.description.len() + self.bytes.len()) as u64
-    }
 }
 
 /// Layouts of the bytes of a runner's blocks and states.

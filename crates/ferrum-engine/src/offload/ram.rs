@@ -1,6 +1,6 @@
 //! The RAM tier: entries up to a limit of bytes, evicted least recently used first.
 
-use super::StoredEntry;
+use crate::kv_entry::StoredEntry;
 use ferrum_formats::kv_blocks::KvBlockName;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -156,7 +156,7 @@ fn what_ram_has_reaches_the_disk_in_the_end() {
 #[test]
 fn blocks_after_an_image_stay_on_the_device() {
     let (origins, salt) = (origins("a"), CacheSalt::default());
-    let image = crate::vision::FIRST_CACHE_KEY | 7;
+    let image = crate::image_embeddings::FIRST_CACHE_KEY | 7;
     for (tokens, blocks) in [
         (&[1, 2, 3, 4, 5, 6][..], 3),
         (&[1, 2, 3, image, 4, 5], 1),

@@ -4,9 +4,8 @@
 //! if their images are. A token of an image attends to later tokens of the image, so a step has all that is left of an
 //! image, or nothing of it.
 
-use super::Sequence;
-use crate::vision::PromptImage;
-use ferrum_models::{ImageSpan, image_cut_by};
+use crate::image_embeddings::PromptImage;
+use ferrum_models::ImageSpan;
 use ferrum_types::TokenId;
 
 /// See the [module](self).
@@ -46,25 +45,4 @@ pub(super) fn keys<'a>(
     tokens: &'a [TokenId],
 ) -> &'a [TokenId] {
     images.as_ref().map_or(tokens, |images| &images.keys)
-}
-
-impl Sequence {
-    /// The keys of its tokens in the prefix cache.
-    pub(super) fn cache_keys(&self) -> &[TokenId] {
-        keys(&self.images, &self.tokens)
-    }
-
-    /// Limits the next `tokens` tokens to those before an image that would be split.
-    pub(super) fn whole_images(&self, tokens: usize) -> usize {
-        let images = self.images.as_ref();
-        let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + tokens));
-        cut.map_or(tokens, |image| image.start.saturating_sub(self.computed))
-    }
-
-    /// Remaining tokens of the image with which its next step begins; 0: there is none.
-    pub(super) fn image_ahead(&self) -> usize {
-        let images = self.images.as_ref();
-        let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + 1));
-        cut.map_or(0, |image| image.end - self.computed)
-    }
 }

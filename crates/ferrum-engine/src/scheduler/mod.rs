@@ -32,6 +32,7 @@ mod images;
 mod in_flight;
 mod offload;
 mod plan;
+mod prefix_start;
 mod sequence;
 mod states;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Plans one step: admission, preemption, and the token budget.
 
 use super::images::keys;
-use super::offload::PrefixStart;
+use super::prefix_start::PrefixStart;
 use super::sequence::{Rank, State};
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, StateInit};

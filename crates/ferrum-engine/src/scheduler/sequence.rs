@@ -1,9 +1,10 @@
 //! State of a sequence in the scheduler: its tokens, how many of them are computed, and its blocks.
 
-use super::images::SequenceImages;
+use super::images::{SequenceImages, keys};
 use super::offload::OffloadedPrefix;
+use crate::image_embeddings::PromptImage;
 use crate::pool::{BlockPool, BlockTable, CacheSalt};
-use crate::vision::PromptImage;
+use ferrum_models::image_cut_by;
 use ferrum_types::{SeqId, TokenId};
 use std::time::Duration;
 
@@ -177,5 +178,24 @@ impl Sequence {
         // The row of the last prompt token gives the first generated token, so it is computed in any case.
         self.logits_from
             .is_some_and(|from| from.max(start) + 1 < self.prompt_len)
+    }
+
+    /// The keys of its tokens in the prefix cache.
+    pub(super) fn cache_keys(&self) -> &[TokenId] {
+        keys(&self.images, &self.tokens)
+    }
+
+    /// Limits the next `tokens` tokens to those before an image that would be split.
+    pub(super) fn whole_images(&self, tokens: usize) -> usize {
+        let images = self.images.as_ref();
+        let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + tokens));
+        cut.map_or(tokens, |image| image.start.saturating_sub(self.computed))
+    }
+
+    /// Remaining tokens of the image with which its next step begins; 0: there is none.
+    pub(super) fn image_ahead(&self) -> usize {
+        let images = self.images.as_ref();
+        let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + 1));
+        cut.map_or(0, |image| image.end - self.computed)
     }
 }

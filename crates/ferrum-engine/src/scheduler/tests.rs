@@ -9,8 +9,8 @@ mod states;
 mod windows;
 
 use super::*;
+use crate::image_embeddings::ImageEmbeddings;
 use crate::pool::CacheSalt;
-use crate::vision::ImageEmbeddings;
 use ferrum_models::{LogitRows, StepBatch, spanned_blocks};
 use ferrum_types::{BlockId, StateSlot};
 use proptest::prelude::*;

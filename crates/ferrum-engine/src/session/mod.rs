@@ -3,8 +3,8 @@
 mod kv;
 
 use crate::StepRunner;
+use crate::image_embeddings::PromptImage;
 use crate::sampler::{NoToken, Sampler};
-use crate::vision::PromptImage;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{SampleBatch, Span};
 use ferrum_models::{

@@ -1,7 +1,7 @@
 //! Prompts with images: no step cuts one, and blocks are shared only where images are the same.
 
 use super::*;
-use crate::vision::PromptImage;
+use crate::image_embeddings::PromptImage;
 
 /// Some of the images, one after the other, where a prompt of this many tokens has room for them.
 pub(super) fn choose(

@@ -2,7 +2,7 @@
 
 use super::states::with_states;
 use super::*;
-use crate::offload::StoredEntry;
+use crate::kv_entry::StoredEntry;
 use crate::pool::{CacheEntry, CacheEntryKind, CachedPrefix};
 use std::sync::{Arc, Mutex, MutexGuard};
 

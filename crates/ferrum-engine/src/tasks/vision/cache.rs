@@ -1,6 +1,6 @@
 //! The images that were computed last, by the bytes of their files.
 
-use super::ImageEmbeddings;
+use crate::image_embeddings::ImageEmbeddings;
 use std::collections::VecDeque;
 
 /// SHA-256 of a file.

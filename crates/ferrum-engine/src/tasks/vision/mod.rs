@@ -5,10 +5,9 @@
 //! lately is kept, as a conversation sends its images again with each turn.
 
 mod cache;
-mod embeddings;
 mod prompt;
 mod tower;
 
-pub use embeddings::{FIRST_CACHE_KEY, ImageEmbeddings, PromptImage};
+pub use crate::image_embeddings::{FIRST_CACHE_KEY, ImageEmbeddings, PromptImage};
 pub use prompt::ImagePrompt;
 pub use tower::{ImagePreprocessor, ImageTask, VisionTower};

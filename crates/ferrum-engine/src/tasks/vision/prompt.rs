@@ -3,7 +3,7 @@
 //! A chat template writes the token that begins an image in its place. Before the text becomes tokens, that one is replaced by
 //! itself, a token for each embedding, and the token that ends an image, between blank lines.
 
-use super::{ImageEmbeddings, PromptImage};
+use crate::image_embeddings::{ImageEmbeddings, PromptImage};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_models::vision::{ImageTokens, VisionSpec};
 use ferrum_types::{Error, Result, TokenId};

@@ -1,9 +1,9 @@
 //! [`VisionTower`]: image files to embeddings, with the preprocessor around an [`ImageEncoder`].
 
-use super::ImageEmbeddings;
 use super::cache::{FileDigest, ImageCache};
 use crate::BackendDispatch;
 use crate::device::DeviceJob;
+use crate::image_embeddings::ImageEmbeddings;
 use crate::tasks::TaskModel;
 use crate::tasks::classify::preprocessor;
 use ferrum_formats::ModelSource;

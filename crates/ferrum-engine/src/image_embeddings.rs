@@ -1,4 +1,4 @@
-//! What an image is once its tower has seen it.
+//! The embeddings of an image, and its position in a prompt.
 
 use ferrum_models::ImageSpan;
 use ferrum_types::TokenId;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Keys of images in the prefix cache begin here, above all tokens.
+/// First key of images in the prefix cache, above all tokens.
 pub const FIRST_CACHE_KEY: TokenId = 1 << 31;
 
 static MADE: AtomicU32 = AtomicU32::new(0);
@@ -32,12 +32,12 @@ impl ImageEmbeddings {
         }
     }
 
-    /// What the prefix cache knows its tokens by: no other image of this process has it.
+    /// The key of its tokens in the prefix cache. No other image of this process has it.
     pub(crate) fn cache_key(&self) -> TokenId {
         self.key
     }
 
-    /// Tokens that it takes.
+    /// Number of its tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -60,7 +60,7 @@ impl fmt::Debug for ImageEmbeddings {
 pub struct PromptImage {
     /// Position of its first token.
     pub start: usize,
-    /// What stands there.
+    /// The image.
     pub image: ImageEmbeddings,
 }
 
