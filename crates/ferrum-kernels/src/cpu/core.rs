@@ -1,6 +1,6 @@
 //! The device, its memory, and the table of ops: each is a function of the file named after it.
 
-use super::sample::Chooser;
+use super::chooser::Chooser;
 use super::{attention, conv, elementwise, gemm, heads, norm};
 use crate::backend::*;
 use ferrum_simd::exec::{Exec, Scratch};

@@ -7,6 +7,7 @@
 //! * [`peak`]: what the machine can do at best.
 
 mod attention;
+mod chooser;
 mod conv;
 mod core;
 mod elementwise;

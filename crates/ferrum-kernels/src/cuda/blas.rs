@@ -5,8 +5,8 @@
 //! depend on its batch: a device that is `batch_invariant` makes these products in `tile.rs`, and so does a machine without
 //! the library. It is opened at run time, like the driver.
 
-use super::core::lock;
 use super::driver::{Driver, Stream, failure};
+use super::sync::lock;
 use super::tile::{TileOut, TileRows};
 use cudarc::cublaslt::sys;
 use ferrum_types::Result;

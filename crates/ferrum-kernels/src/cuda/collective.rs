@@ -7,7 +7,7 @@
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::of_size;
-use super::nccl::Communicator;
+use super::nccl::{Communicator, Link};
 use super::role::CudaAct;
 use super::{CudaBackend, CudaBuffer};
 use crate::backend::{
@@ -18,27 +18,6 @@ use std::sync::Arc;
 
 type Device<A> = CudaBackend<A>;
 type Ctx<A> = CudaContext<A>;
-
-/// How a context reaches the other ranks of its group.
-#[derive(Default)]
-pub(super) enum Link {
-    /// Decided in the first collective, which all ranks make.
-    #[default]
-    Undecided,
-    /// Through host memory.
-    Host,
-    /// By NCCL.
-    Nccl(Arc<Communicator>),
-}
-
-impl Link {
-    pub(super) fn nccl(&self) -> Option<&Arc<Communicator>> {
-        match self {
-            Self::Nccl(nccl) => Some(nccl),
-            _ => None,
-        }
-    }
-}
 
 /// Bytes of each rank that are gathered at once to be summed, which bounds what the sum needs beside them.
 const GATHERED: usize = 4 << 20;

@@ -1,13 +1,15 @@
 //! [`CudaContext`]: a stream, what goes up to it and comes back through pinned memory, and captured steps.
 
 use super::buffer::CudaBuffer;
-use super::collective::Link;
 use super::compiler::KernelFile;
-use super::core::{Shared, lock};
+use super::core::Shared;
 use super::driver::{Event, Graph, Grid, Stream};
 use super::memory::{Memory, Pinned};
 use super::nccl::Communicator;
+use super::nccl::Link;
 use super::role::CudaAct;
+use super::staging::{Slot, StagingPool};
+use super::sync::lock;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{
     BackendGraph, FinishRead, GraphKey, GraphRun, GroupHandle, HostMemory, PendingRead,
@@ -60,21 +62,6 @@ impl From<bool> for Arg {
     fn from(flag: bool) -> Self {
         Arg::Int(usize::from(flag))
     }
-}
-
-/// Pinned memory and the event behind the last copy that used it.
-struct Slot {
-    memory: Pinned,
-    event: Event,
-}
-
-/// Pinned memory by size, which all contexts of a device share: a steady step makes none, and neither does the second weight
-/// of a model.
-#[derive(Default)]
-pub(super) struct StagingPool {
-    uploads: Vec<Slot>,
-    /// For reads: free ones only.
-    downloads: Vec<Slot>,
 }
 
 /// Records work for one device, in a stream.

@@ -2,14 +2,15 @@
 
 use super::blas::Blas;
 use super::compiler::{KernelFile, Modules};
-use super::context::StagingPool;
 use super::driver::{Driver, Function, Stream, count};
+use super::staging::StagingPool;
+use super::sync::lock;
 use super::{BACKEND, CudaOptions};
 use crate::backend::{DeviceInfo, DeviceMemory};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use ferrum_types::Result;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What the handles, buffers and contexts of one open device share.
 pub(super) struct Shared {
@@ -34,11 +35,6 @@ pub(super) struct Shared {
     blas: OnceLock<Option<Blas>>,
     /// For what happens outside of contexts: zeros of new buffers.
     idle: Mutex<Stream>,
-}
-
-/// A poisoned lock only means that another thread panicked; what is behind these locks is valid at each point.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

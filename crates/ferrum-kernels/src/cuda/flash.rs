@@ -11,7 +11,7 @@
 //! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By
 //! default, parts are as many as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
 
-use super::attention::Call;
+use super::attention_call::Call;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;

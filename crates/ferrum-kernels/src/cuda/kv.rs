@@ -7,7 +7,7 @@
 //! one; a write to a block that is not there is left out.
 
 use super::CudaBackend;
-use super::attention::Call;
+use super::attention_call::Call;
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};

@@ -24,6 +24,7 @@
 //! later. Several devices, and other architectures, are still to come.
 
 mod attention;
+mod attention_call;
 mod blas;
 mod buffer;
 mod collective;
@@ -46,6 +47,8 @@ mod pack;
 mod quant;
 mod role;
 mod sample;
+mod staging;
+mod sync;
 mod tile;
 mod weight;
 

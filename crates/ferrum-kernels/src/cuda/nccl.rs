@@ -8,8 +8,8 @@
 //! for, and [`Communicator::check`] says why. Ranks that make different collectives are not noticed, as the library does
 //! not look.
 
-use super::core::lock;
 use super::driver::{Driver, Event, Stream};
+use super::sync::lock;
 use crate::backend::{GroupCall, GroupHandle, ReduceOp};
 use ferrum_types::{Dtype, Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,6 +18,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// How a context reaches the other ranks of its group.
+#[derive(Default)]
+pub(super) enum Link {
+    /// Decided in the first collective, which all ranks make.
+    #[default]
+    Undecided,
+    /// Through host memory.
+    Host,
+    /// By NCCL.
+    Nccl(Arc<Communicator>),
+}
+
+impl Link {
+    pub(super) fn nccl(&self) -> Option<&Arc<Communicator>> {
+        match self {
+            Self::Nccl(nccl) => Some(nccl),
+            _ => None,
+        }
+    }
+}
 
 /// What messages call this transport.
 const NAME: &str = "nccl";

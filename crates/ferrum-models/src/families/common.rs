@@ -1,6 +1,7 @@
 //! What Llama-like decoders have in common, read once for all families.
 
 use super::Family;
+pub(super) use super::hf_defaults::HfDefaults;
 use super::names::GGUF_NAMES;
 use super::rope;
 use crate::inventory::{TensorId, TensorRole, WeightNames};
@@ -15,46 +16,6 @@ use ferrum_types::{Error, Result};
 
 /// Most layers that a file may claim: far above any model, far below what exhausts memory.
 const MAX_LAYERS: usize = 10_000;
-
-/// What `transformers` takes for keys that a `config.json` leaves out, and what it calls them.
-pub(super) struct HfDefaults {
-    /// `num_key_value_heads`; `None`: as many as query heads.
-    pub(super) kv_heads: Option<usize>,
-    /// `vocab_size`; `None`: it has to be stated.
-    pub(super) vocab_size: Option<usize>,
-    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
-    pub(super) head_dim: Option<usize>,
-    /// `max_position_embeddings`.
-    pub(super) max_position: usize,
-    /// The key of the norms' epsilon, and its value.
-    pub(super) eps: (&'static str, f32),
-    /// The key of the feed-forward's function, and its value.
-    pub(super) activation: (&'static str, &'static str),
-    /// `tie_word_embeddings`.
-    pub(super) tied: bool,
-    /// Base of rotary frequencies.
-    pub(super) theta: f64,
-    /// The share of a head that is rotated; `None`: whole heads, whatever the file says.
-    pub(super) rotary_share: Option<f64>,
-    /// What norms of the residual stream are.
-    pub(super) norm: NormKind,
-}
-
-impl HfDefaults {
-    /// Those of Llama.
-    pub(super) const LLAMA: Self = Self {
-        kv_heads: None,
-        vocab_size: None,
-        head_dim: None,
-        max_position: 2048,
-        eps: ("rms_norm_eps", 1e-6),
-        activation: ("hidden_act", "silu"),
-        tied: false,
-        theta: 10_000.0,
-        rotary_share: None,
-        norm: NormKind::Rms,
-    };
-}
 
 /// Reads the common fields of `config.json`. The result has no biases, no q/k norms and no windows.
 pub(super) fn from_hf(

@@ -18,6 +18,7 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
+mod hf_defaults;
 mod lfm2;
 mod linear;
 mod llama;

@@ -1,6 +1,6 @@
 //! RoPE settings of configs and GGUF metadata.
 
-use super::common::HfDefaults;
+use super::hf_defaults::HfDefaults;
 use super::names::GGUF_NAMES;
 use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{RopeScaling, RopeSpec};
