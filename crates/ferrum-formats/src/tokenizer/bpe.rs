@@ -4,7 +4,7 @@ use super::bytes;
 use super::error::TokenizerError;
 use super::pretokenize::{self, Rule};
 use super::pretokenizers::PreTokenizer;
-use super::symbols::{self, NONE, Rank, Symbol};
+use super::symbols::{self, NONE, Symbol};
 use super::vocab::Vocab;
 use ferrum_types::TokenId;
 use foldhash::fast::RandomState;
@@ -205,7 +205,7 @@ impl Bpe {
         }
         symbols::merge(&mut symbols, |left, right| {
             let &(rank, id) = self.merges.get(&(left.id, right.id))?;
-            Some((Rank(rank), id))
+            Some((symbols::by_rank(rank), id))
         });
         for symbol in symbols::left_over(&symbols) {
             if symbol.id < self.tokens {

@@ -1,6 +1,6 @@
 //! SentencePiece byte-pair encoding by token scores, with byte fallback (`llama`).
 
-use super::symbols::{self, Score, Symbol};
+use super::symbols::{self, Symbol};
 use super::vocab::Vocab;
 use ferrum_types::TokenId;
 
@@ -17,7 +17,7 @@ pub(super) fn encode(vocab: &Vocab, longest: usize, text: &str, out: &mut Vec<To
             return None;
         }
         let id = vocab.plain_id(&text[start..start + len])?;
-        Some((Score(vocab.scores[id as usize]), id))
+        Some((symbols::by_score(vocab.scores[id as usize]), id))
     });
     for symbol in symbols::left_over(&symbols) {
         let start = symbol.start as usize;

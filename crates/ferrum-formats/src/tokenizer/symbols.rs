@@ -3,7 +3,7 @@
 //! Symbols are joined until nothing more can be; candidates wait in a heap, so a text of any shape
 //! costs `n log n`.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// No symbol.
@@ -24,63 +24,28 @@ pub(super) struct Symbol {
 
 /// Two neighbours that could be joined. The greatest is joined first: the highest priority, and
 /// among equals the leftmost.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate<P> {
-    pub(super) priority: P,
-    pub(super) left: u32,
-    pub(super) right: u32,
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    priority: i64,
+    left: Reverse<u32>,
+    right: u32,
     /// Bytes of both when the candidate was found; another length now means it is out of date.
-    pub(super) len: u32,
+    len: u32,
     /// Number of the joined symbol.
-    pub(super) id: u32,
+    id: u32,
 }
 
-/// A priority with a total order, greater is better.
-pub(super) trait Priority: Copy {
-    fn order(self, other: Self) -> Ordering;
+/// The priority of a merge's rank: lower is better.
+pub(super) fn by_rank(rank: u32) -> i64 {
+    -i64::from(rank)
 }
 
-/// A merge's rank: lower is better.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rank(pub(super) u32);
-
-impl Priority for Rank {
-    fn order(self, other: Self) -> Ordering {
-        other.0.cmp(&self.0)
-    }
+/// The priority of a token's score: higher is better, in the order of [`f32::total_cmp`].
+pub(super) fn by_score(score: f32) -> i64 {
+    let bits = score.to_bits() as i32;
+    // Of negative numbers, those with greater bits are less.
+    i64::from(if bits < 0 { bits ^ i32::MAX } else { bits })
 }
-
-/// A token's score: higher is better.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Score(pub(super) f32);
-
-impl Priority for Score {
-    fn order(self, other: Self) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl<P: Priority> Ord for Candidate<P> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.priority
-            .order(other.priority)
-            .then(other.left.cmp(&self.left))
-    }
-}
-
-impl<P: Priority> PartialOrd for Candidate<P> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<P: Priority> PartialEq for Candidate<P> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl<P: Priority> Eq for Candidate<P> {}
 
 /// Appends a symbol to the list.
 pub(super) fn push(symbols: &mut Vec<Symbol>, start: usize, len: usize, id: u32) {
@@ -100,30 +65,31 @@ pub(super) fn push(symbols: &mut Vec<Symbol>, start: usize, len: usize, id: u32)
 
 /// Joins neighbours in order of priority until `join` knows no more. `join` says what two adjacent
 /// symbols become: their priority and the number of the joined symbol.
-pub(super) fn merge<P: Priority>(
+pub(super) fn merge(
     symbols: &mut [Symbol],
-    mut join: impl FnMut(&Symbol, &Symbol) -> Option<(P, u32)>,
+    mut join: impl FnMut(&Symbol, &Symbol) -> Option<(i64, u32)>,
 ) {
     let mut find = |symbols: &[Symbol], left: u32, right: u32| {
         let (l, r) = (symbols.get(left as usize)?, symbols.get(right as usize)?);
         let (priority, id) = join(l, r)?;
         Some(Candidate {
             priority,
-            left,
+            left: Reverse(left),
             right,
             len: l.len + r.len,
             id,
         })
     };
-    let mut heap: BinaryHeap<Candidate<P>> = (1..symbols.len() as u32)
+    let mut heap: BinaryHeap<Candidate> = (1..symbols.len() as u32)
         .filter_map(|right| find(symbols, right - 1, right))
         .collect();
     while let Some(best) = heap.pop() {
-        let (left, right) = (symbols[best.left as usize], symbols[best.right as usize]);
+        let Reverse(at) = best.left;
+        let (left, right) = (symbols[at as usize], symbols[best.right as usize]);
         if left.len == 0 || right.len == 0 || left.len + right.len != best.len {
             continue;
         }
-        symbols[best.left as usize] = Symbol {
+        symbols[at as usize] = Symbol {
             len: best.len,
             next: right.next,
             id: best.id,
@@ -131,14 +97,35 @@ pub(super) fn merge<P: Priority>(
         };
         symbols[best.right as usize].len = 0;
         if let Some(after) = symbols.get_mut(right.next as usize) {
-            after.prev = best.left;
+            after.prev = at;
         }
-        heap.extend(find(symbols, left.prev, best.left));
-        heap.extend(find(symbols, best.left, right.next));
+        heap.extend(find(symbols, left.prev, at));
+        heap.extend(find(symbols, at, right.next));
     }
 }
 
 /// The symbols still in the list, in order.
 pub(super) fn left_over(symbols: &[Symbol]) -> impl Iterator<Item = &Symbol> {
     symbols.iter().filter(|symbol| symbol.len > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_keep_their_order() {
+        let scores = [
+            f32::NEG_INFINITY,
+            -1e9,
+            -2.0,
+            -1.5,
+            -1e-40,
+            0.0,
+            1e-40,
+            1.0,
+            f32::INFINITY,
+        ];
+        assert!(scores.map(by_score).is_sorted_by(|a, b| a < b));
+    }
 }
