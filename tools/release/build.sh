@@ -4,7 +4,7 @@ set -eu
 
 help() {
     cat <<'HELP'
-Usage: tools/release/build.sh [--target TRIPLE] [--binary FILE] [--out DIR]
+Usage: tools/release/build.sh [--target TRIPLE] [--static] [--binary FILE] [--out DIR]
 
 Builds the program, strips it, checks that it runs, and writes into DIR
 
@@ -15,13 +15,15 @@ Builds the program, strips it, checks that it runs, and writes into DIR
 The same binary gives the same archive: files are sorted, owned by nobody in particular, and as old as the commit.
 
   --target TRIPLE   what to build for; this machine must run it [default: this machine]
+  --static          link the C library into the program, which then computes on the CPU only: Vulkan and CUDA are
+                    libraries that are opened at run time. The archive's name ends in -static
   --binary FILE     take this program instead of building one
   --out DIR         [default: target/release-archives]
 
-The program is linked against the C library of this machine, so build on the oldest system that it is meant for. A static
-program needs a target with musl (`rustup target add x86_64-unknown-linux-musl`, and musl-gcc for the C code of
-dependencies), and computes on the CPU only: Vulkan and CUDA are libraries that are opened at run time, which a static program
-cannot do. That has not been tried.
+Without --static, the program is linked against the C library of this machine, so build on the oldest system that it is
+meant for. With it, a program for a -gnu target runs anywhere but resolves names of hosts (ferrum pull) only where this
+version of glibc is installed. A -musl target has no such limit; it needs `rustup target add x86_64-unknown-linux-musl`, and
+musl-gcc for the C code of dependencies, and has not been tried.
 HELP
 }
 
@@ -33,11 +35,13 @@ fail() {
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 host="$(rustc -vV | sed -n 's/^host: //p')"
 target="$host"
+static=
 binary=
 out="$root/target/release-archives"
 while [ $# -gt 0 ]; do
     case "$1" in
     -h | --help) help && exit 0 ;;
+    --static) static=yes && shift ;;
     --target | --binary | --out)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case "$1" in
@@ -47,19 +51,26 @@ while [ $# -gt 0 ]; do
         esac
         shift 2
         ;;
-    *) fail "found $1, expected --target, --binary or --out" ;;
+    *) fail "found $1, expected --target, --static, --binary or --out" ;;
     esac
 done
 
 if [ -z "$binary" ]; then
-    folder="$root/target/release"
-    if [ "$target" = "$host" ]; then
-        (cd "$root" && cargo build --release --locked --package ferrum-cli)
-    else
-        (cd "$root" && cargo build --release --locked --package ferrum-cli --target "$target")
-        folder="$root/target/$target/release"
+    set -- cargo build --release --locked --package ferrum-cli
+    folder="$root/target"
+    if [ -n "$static" ]; then
+        # With a target, procedural macros and build scripts, which are libraries and programs of this machine, are not static.
+        folder="$root/target/static"
+        set -- "$@" --no-default-features --target-dir "$folder" --target "$target"
+        RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static"
+        export RUSTFLAGS
+        folder="$folder/$target"
+    elif [ "$target" != "$host" ]; then
+        set -- "$@" --target "$target"
+        folder="$folder/$target"
     fi
-    binary="$folder/ferrum"
+    (cd "$root" && "$@")
+    binary="$folder/release/ferrum"
 fi
 
 scratch="$(mktemp -d)"
@@ -75,7 +86,7 @@ case "$answer" in
 *) fail "the demo model says \"$answer\" to \"What is 7 plus 5?\"" ;;
 esac
 
-name="ferrum-$version-$target"
+name="ferrum-$version-$target${static:+-static}"
 stage="$scratch/$name"
 mkdir -p "$stage/completions" "$stage/man"
 install -m 755 "$scratch/ferrum" "$stage/ferrum"

@@ -1,6 +1,6 @@
 //! The `ferrum` command.
 //!
-//! A command reads its arguments, opens what it needs through `open.rs`, and writes data to stdout and
+//! A command reads its arguments, opens what it needs through `load_model.rs`, and writes data to stdout and
 //! words to stderr. Whatever goes wrong is one sentence with a hint, and a non-zero exit code.
 
 mod args;

@@ -2,7 +2,7 @@
 //! (Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", 2021; Zhai et al., "Sigmoid
 //! Loss for Language Image Pre-Training", 2023).
 //!
-//! Two towers of the layers (`stack.rs`) that Whisper's encoder is made of. What makes pixel values of a file and tokens
+//! Two towers of the layers (`pre_norm.rs`) that Whisper's encoder is made of. What makes pixel values of a file and tokens
 //! of a text is not known here.
 
 mod config;
