@@ -51,7 +51,7 @@ pub trait StepRunner: Send {
     /// How many steps may be submitted and not collected; 1: steps do not overlap. The engine uses at most 2.
     ///
     /// Steps run in the order in which they were submitted, each as if the one before it had ended. With 2, a batch
-    /// may have [`choices`](StepBatch::choices): tokens that the step in flight chooses, in rows of which
+    /// may have [`pending_tokens`](StepBatch::pending_tokens): tokens that the step in flight chooses, in rows of which
     /// [`Readback::Token`] is read. Adapters may be added while steps are in flight, and unloaded while steps that do not
     /// name them are. A runner may be dropped with steps in flight.
     fn in_flight(&self) -> usize {

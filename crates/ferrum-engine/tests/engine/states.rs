@@ -111,7 +111,7 @@ pub(crate) fn check_states(device: &BackendDispatch, model: &Model, requests: &[
         assert_same(
             &answers(&engine, requests, 0),
             &expected,
-            "without kept states",
+            "without state checkpoints",
         );
     }
     assert_eq!(engine.handle().stats().cached_tokens, 0);

@@ -173,7 +173,7 @@ fn what_comes_back_is_what_would_have_been_computed() {
 
 #[test]
 fn states_come_back_with_the_blocks_before_them() {
-    // Blocks, their size, states that are kept, and the stride.
+    // Blocks, their size, checkpoints, and their interval.
     let shapes: [(Groups, usize, usize, usize); 4] = [
         (&[(12, None)], 4, 2, 4),
         (&[(20, None)], 2, 1, 4),

@@ -40,7 +40,7 @@ fn cached(sim: &mut Sim, prompt: Vec<TokenId>) -> usize {
 
 #[test]
 fn states_keep_every_invariant() {
-    // Blocks, their size, states that are kept, and the stride.
+    // Blocks, their size, checkpoints, and their interval.
     let shapes: [(Groups, usize, usize, usize); 7] = [
         (&[(40, None)], 4, 6, 8),
         (&[(12, None)], 4, 2, 4),
