@@ -60,6 +60,6 @@ typos:
 release *ARGS:
     tools/release/build.sh {{ARGS}}
 
-# Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain)
-fuzz TARGET SECONDS="60":
-    cargo +nightly fuzz run {{TARGET}} -- -max_total_time={{SECONDS}}
+# Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain); SANITIZER may be `none`, which is faster
+fuzz TARGET SECONDS="60" SANITIZER="address":
+    tools/fuzz.sh {{TARGET}} {{SECONDS}} {{SANITIZER}}
