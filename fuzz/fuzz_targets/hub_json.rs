@@ -3,7 +3,7 @@
 
 use ferrum_client::http::{Proxy, Timeouts, Url};
 use ferrum_client::hub::{Hub, HubConfig, Retries};
-use ferrum_formats::hub::{HubCache, ModelName, Revision, Want};
+use ferrum_formats::hub::{DownloadScope, HubCache, ModelName, Revision};
 use libfuzzer_sys::fuzz_target;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -136,7 +136,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let cache = world.dir.path().join("cache");
     let revision = Revision::parse("main").expect("a revision");
-    for want in [Want::Tokenizer, Want::Model] {
+    for want in [DownloadScope::Tokenizer, DownloadScope::Model] {
         if let Ok(pulled) = world.hub.pull(&model, &revision, want, &mut |_| ()) {
             assert!(pulled.path.starts_with(&cache), "{}", pulled.path.display());
             assert!(pulled.path.exists(), "{}", pulled.path.display());
