@@ -169,6 +169,8 @@ struct Engine {
     std::vector<void*> pointers;
     void* scheduler = nullptr;
     size_t current = 0;
+    // Of the current thread, for each access of which it is looked at.
+    bool waited = false;
     Dim block{};
     uint32_t block_number = 0, epoch = 0;
     size_t alive = 0, waiting = 0;
@@ -221,6 +223,7 @@ void leave(Engine& e, State state) {
 void resume(Engine& e, size_t index) {
     Lane& lane = e.lanes[index];
     e.current = index;
+    e.waited = lane.waited;
     if (lane.state == State::NEW) start(e, lane);
     lane.state = State::READY;
     emulator_switch(&e.scheduler, lane.sp);
@@ -384,7 +387,7 @@ void access(uintptr_t at, size_t bytes, size_t align, bool write) {
         return fault(e, text);
     }
     if (device_access(at, bytes, write)) {
-        if (!e.lane().waited) write ? fault(e, EARLY_WRITE) : early_read(e, at, bytes);
+        if (!e.waited) write ? fault(e, EARLY_WRITE) : early_read(e, at, bytes);
         (write ? e.counters->writes : e.counters->reads) += bytes;
         return;
     }
@@ -516,11 +519,14 @@ void emulator_fiber_main() {
     Engine& e = engine();
     e.launch->function->call(e.pointers.data());
     if (!e.lane().copies.empty()) fault(e, "a thread ends with asynchronous copies that it did not wait for");
-    if (!e.lane().waited) fault(e, "a thread of a kernel that may be started early ends without waiting for the one before it");
+    if (!e.waited) fault(e, "a thread of a kernel that may be started early ends without waiting for the one before it");
     if (!e.lane().products.empty()) fault(e, "a thread ends with asynchronous products that it did not wait for");
     leave(e, State::DONE);
 }
-void emulator_wait_for_previous() { engine().lane().waited = true; }
+void emulator_wait_for_previous() {
+    Engine& e = engine();
+    e.waited = e.lane().waited = true;
+}
 
 struct EmulatorUint3 {
     unsigned x, y, z;
@@ -609,7 +615,7 @@ void emulator_atomic(const void* at, unsigned bytes) {
     auto address = reinterpret_cast<uintptr_t>(at);
     if (in_device_range(address)) {
         access(address, bytes, bytes, false);
-        if (!e.lane().waited) return fault(e, EARLY_WRITE);
+        if (!e.waited) return fault(e, EARLY_WRITE);
         device_access(address, bytes, true);
     }
 }
@@ -619,7 +625,7 @@ void emulator_cp_async(void* dst, const void* src, unsigned bytes) {
     auto to = reinterpret_cast<uintptr_t>(dst), from = reinterpret_cast<uintptr_t>(src);
     if (to % bytes || from % bytes) return fault(e, "an asynchronous copy that is not aligned");
     // It is made at its wait here, but a card may read from now on.
-    if (!e.lane().waited) early_read(e, from, bytes);
+    if (!e.waited) early_read(e, from, bytes);
     e.lane().copies.push_back({to, from, bytes});
 }
 
