@@ -136,6 +136,11 @@ fn gguf_files_have_pairs_too() {
         assert_eq!((pair.module, pair.scale), ("blk.1.attn_q", scale));
         assert_eq!((pair.down.shape, pair.up.shape), (&[2, 4][..], &[6, 2][..]));
     }
+    for alpha in [f32::NAN, f32::INFINITY] {
+        let dir = gguf(&[], alpha, PAIR);
+        let error = LoraFolder::open(dir.path().join("adapter.gguf")).unwrap_err();
+        assert!(error.to_string().contains("a finite number"), "{error}");
+    }
     type Keys<'a> = &'a [(&'a str, Option<&'a str>)];
     let cases: [(Keys<'_>, Tensors<'_>, &str); 5] = [
         (
@@ -180,6 +185,12 @@ fn what_is_more_or_less_than_pairs_is_refused_by_name() {
         (json!({"r": 0}), PAIR, "field \"r\""),
         (json!({"r": 1_000_000}), PAIR, "at most 1024"),
         (json!({"lora_alpha": "much"}), PAIR, "field \"lora_alpha\""),
+        (json!({"lora_alpha": 1e39}), PAIR, "a number within f32"),
+        (
+            json!({"alpha_pattern": {"q_proj": -1e39}}),
+            PAIR,
+            "field \"alpha_pattern.q_proj\": found number -1e+39, expected a number within f32",
+        ),
         (
             json!({"use_dora": true}),
             PAIR,

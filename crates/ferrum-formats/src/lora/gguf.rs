@@ -23,7 +23,17 @@ pub(super) fn alpha(file: &Gguf) -> Result<f32> {
         let expected = "an adapter that is always active";
         return Err(FormatError::field(file.path(), key, "it", expected));
     }
-    file.require_f32("adapter.lora.alpha")
+    let key = "adapter.lora.alpha";
+    let alpha = file.require_f32(key)?;
+    match alpha.is_finite() {
+        true => Ok(alpha),
+        false => Err(FormatError::field(
+            file.path(),
+            key,
+            alpha.to_string(),
+            "a finite number",
+        )),
+    }
 }
 
 fn quoted(text: &str) -> String {

@@ -40,6 +40,14 @@ fn weights(dir: &Path) -> Result<Safetensors> {
     }
 }
 
+/// What alpha has to be, for messages.
+const ALPHA: &str = "a number within f32";
+
+/// Whether a pair can count by it: what is beyond f32 would make every sum infinite.
+fn fits(alpha: f64) -> bool {
+    (alpha as f32).is_finite()
+}
+
 /// How much a pair counts.
 pub(super) struct Scaling {
     alpha: f64,
@@ -70,12 +78,20 @@ impl Scaling {
                     let expected = "names of modules; regular expressions are not supported";
                     return Err(config.field_error("alpha_pattern", expected));
                 }
-                patterns.insert(key.to_owned(), section.require_f64(key)?);
+                let alpha = section.require_f64(key)?;
+                if !fits(alpha) {
+                    return Err(section.field_error(key, ALPHA));
+                }
+                patterns.insert(key.to_owned(), alpha);
             }
         }
+        // PEFT's default.
+        let alpha = config.f64("lora_alpha")?.unwrap_or(8.0);
+        if !fits(alpha) {
+            return Err(config.field_error("lora_alpha", ALPHA));
+        }
         Ok(Self {
-            // PEFT's default.
-            alpha: config.f64("lora_alpha")?.unwrap_or(8.0),
+            alpha,
             patterns,
             by_root: config.bool("use_rslora")?.unwrap_or(false),
         })
