@@ -18,12 +18,16 @@ import ferrum_ray
 
 URL = "http://127.0.0.1:18452"
 BINARY = os.environ.get("FERRUM_BINARY", "ferrum")
+if os.path.exists(BINARY):
+    BINARY = os.path.abspath(BINARY)
 REQUESTS = 60
 
 
 @pytest.fixture(scope="module")
 def replicas():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    # Workers import the application by its name, wherever pytest was started.
+    environment = {"env_vars": {"PYTHONPATH": os.path.dirname(os.path.abspath(ferrum_ray.__file__))}}
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     serve.start(http_options={"host": "127.0.0.1", "port": 18452})
     settings = {
         "binary": BINARY,
