@@ -47,7 +47,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
 /// [`RankShard::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
 ///
 /// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is expanded
-/// to f32; [`Model::cut`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
+/// to f32; [`Model::shard`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
 /// output projection.
 ///
 /// # Errors

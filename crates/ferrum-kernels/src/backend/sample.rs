@@ -556,7 +556,7 @@ pub trait BackendSample: Backend {
 
     /// Chooses a token from each of the rows `shape.first..` of `logits`, `[rows, vocab]`, as
     /// [`BackendSample`] says, into the same rows of `out`. `previous` holds the [tokens](Sampled::tokens) of the step
-    /// before, for rows that have a [`last`](RowSampling::last) one. The rows of `logits` may be changed, and words of
+    /// before, for rows that have a [`pending_row`](RowSampling::pending_row) one. The rows of `logits` may be changed, and words of
     /// `sampling` that are the device's own.
     ///
     /// # Errors

@@ -90,7 +90,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     /// other ranks are threads.
     ///
     /// # Errors
-    /// Those of [`Model::cut`], [`load_rank_weights`] and [`ModelRunner::new`]; `InvalidArgument` without devices.
+    /// Those of [`Model::shard`], [`load_rank_weights`] and [`ModelRunner::new`]; `InvalidArgument` without devices.
     pub fn load<W: WeightForm<B>>(
         devices: &[B],
         model: &Model,
@@ -297,7 +297,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, 
 /// Loads the runner of a rank of a model in the form `W`: rank and ranks. It is not joined yet.
 ///
 /// # Errors
-/// Those of [`Model::cut`], [`load_rank_weights`] and [`ModelRunner::new`].
+/// Those of [`Model::shard`], [`load_rank_weights`] and [`ModelRunner::new`].
 pub fn rank_runner<B, K, W>(
     device: &B,
     (model, rank, ranks): (&Model, usize, usize),

@@ -619,7 +619,7 @@ pub struct DecoderTensor {
     /// Heads whose rows rotation pairs up, which is why some files hold them in another order; 0 where
     /// it does not touch them.
     pub rotated_heads: usize,
-    /// Elements along the axis of [`cut`](Self::cut) that stay together: those of a head, or 1. A norm of so many is
+    /// Elements along the axis of [`shard_axis`](Self::shard_axis) that stay together: those of a head, or 1. A norm of so many is
     /// the same for all heads.
     pub unit: usize,
     /// Where its rows are in the product that it is computed in.

@@ -42,7 +42,7 @@ pub enum Elements {
     Bf16,
     /// bf16 for dot products: inputs of an even number, two to a lane.
     Bf16Pairs,
-    /// FP8 with scales: see [`e4m3`].
+    /// FP8 codes after the scales of their segment.
     E4m3,
 }
 
