@@ -63,3 +63,7 @@ release *ARGS:
 # Fuzz a parser for some seconds (needs cargo-fuzz and a nightly toolchain); SANITIZER may be `none`, which is faster
 fuzz TARGET SECONDS="60" SANITIZER="address":
     tools/fuzz.sh {{TARGET}} {{SECONDS}} {{SANITIZER}}
+
+# The hand-over between the engine's thread and its handles in many orders
+shuttle:
+    cargo test --workspace --features ferrum-engine/shuttle --test shuttle

@@ -20,6 +20,7 @@ pub mod scheduler;
 mod session;
 mod stop;
 mod suffix;
+mod sync;
 mod tasks;
 mod trace;
 

@@ -3,11 +3,13 @@
 use super::state::{AdapterState, StepLoop};
 use super::{Command, EngineError, EngineHandle, Request, Shared};
 use crate::LoadedAdapter;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering;
+use crate::sync::thread;
 use ferrum_formats::LoraFolder;
 use ferrum_types::AdapterId;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use tokio::sync::oneshot;
 
 /// A loaded adapter that is sent to the engine's thread.
@@ -59,7 +61,7 @@ impl EngineHandle {
         let (done, result) = oneshot::channel();
         let engine = self.clone();
         let load = move || engine.load_here(id, &folder, done);
-        let thread = std::thread::Builder::new().name("ferrum-adapter".into());
+        let thread = thread::Builder::new().name("ferrum-adapter".into());
         thread
             .spawn(load)
             .map_err(|e| refused(format!("cannot start a thread: {e}")))?;

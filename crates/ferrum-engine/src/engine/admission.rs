@@ -7,9 +7,9 @@ use super::request::{EngineError, Submission, Usage};
 use super::state::{RequestState, StepLoop};
 use crate::pool::CacheSalt;
 use crate::scheduler::{NewSequence, StepPlan};
+use crate::sync::atomic::Ordering;
 use ferrum_types::{Result, SeqId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl StepLoop<'_> {

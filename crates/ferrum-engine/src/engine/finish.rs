@@ -4,8 +4,8 @@ use super::choice::ChoiceFinish;
 use super::request::{EngineError, Event, RequestId};
 use super::state::StepLoop;
 use crate::FinishReason;
+use crate::sync::atomic::Ordering;
 use ferrum_types::SeqId;
-use std::sync::atomic::Ordering;
 
 impl StepLoop<'_> {
     /// Cancels a request.

@@ -1,7 +1,7 @@
 //! Engine health: a watchdog on completed steps.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Number of consecutive requests that failed with NaN after which an engine is degraded. Fewer may be caused by the

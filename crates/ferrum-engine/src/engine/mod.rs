@@ -58,6 +58,10 @@ pub use stats::{
 use crate::offload::KvOffload;
 use crate::pool::BlockPool;
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::mpsc::{self, Sender};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{AdapterLoader, StepRunner};
 use adapters::NewAdapter;
 use draft::DraftModel;
@@ -71,11 +75,9 @@ pub(crate) use health::Watchdog;
 use request::{Limits, Submission};
 use state::StepLoop;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -389,7 +391,7 @@ impl Engine {
             shared.phase.send_replace(phase);
             state.fail_all();
         };
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("ferrum-engine".into())
             .spawn(body)
             .map_err(|e| ferrum_types::Error::Device {
@@ -452,10 +454,16 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// A handle of an engine for many tasks and threads. No method waits for a step.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineHandle {
     shared: Arc<Shared>,
     commands: Sender<Command>,
+}
+
+impl fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EngineHandle").field(&self.shared).finish()
+    }
 }
 
 impl EngineHandle {

@@ -6,9 +6,9 @@ use crate::StepRunner;
 use crate::offload::{EntryLayouts, OffloadConnector};
 use crate::pool::{CacheEntry, CachedPrefix};
 use crate::scheduler::Restores;
+use crate::sync::mpsc::Sender;
 use ferrum_types::{BlockId, Result};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Most entries that are read from the device at once.

@@ -10,12 +10,12 @@ use crate::StepRunner;
 use crate::grammar::MaskThreads;
 use crate::offload::OffloadConnector;
 use crate::scheduler::{Scheduler, StepPlan};
+use crate::sync::mpsc::Receiver;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{Readback, StepBatch, StepOutput, Ticket};
 use ferrum_types::{AdapterId, SeqId, TokenId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 

@@ -1,8 +1,8 @@
 //! Statistics of an engine, for metrics.
 
 use crate::offload::OffloadStats;
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Most tokens of a draft.

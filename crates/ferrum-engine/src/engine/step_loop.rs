@@ -4,10 +4,10 @@ use super::state::StepLoop;
 use super::{Command, Phase};
 use crate::FinishReason;
 use crate::pool::BlockTable;
+use crate::sync::mpsc::TryRecvError;
 use ferrum_models::{LogitRows, Readback, RowOutput, SeqStep, StepBatch};
 use ferrum_types::{Error, Result};
 use std::ops::ControlFlow;
-use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
 
 /// How long to wait for files before deadlines are checked again.
@@ -54,12 +54,15 @@ impl StepLoop<'_> {
                         return Ok(ControlFlow::Continue(()));
                     }
                     self.on_idle()?;
-                    if *self.shared.phase.borrow() == Phase::Draining {
-                        return Ok(ControlFlow::Break(()));
-                    }
-                    match self.inbox.recv() {
-                        Ok(command) => command,
-                        Err(_) => return Ok(ControlFlow::Break(())),
+                    let draining = *self.shared.phase.borrow() == Phase::Draining;
+                    let command = match draining {
+                        // A request that was accepted before the drain may have arrived since the last look.
+                        true => self.inbox.try_recv().ok(),
+                        false => self.inbox.recv().ok(),
+                    };
+                    match command {
+                        Some(command) => command,
+                        None => return Ok(ControlFlow::Break(())),
                     }
                 }
             };

@@ -16,14 +16,15 @@ pub use encoder::{
 };
 
 use crate::engine::{Clock, EngineError, EngineStats, Health, Phase, Watchdog, panic_message};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::mpsc::{self, Receiver, Sender};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Mutex, MutexGuard};
 use ferrum_types::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
@@ -137,7 +138,7 @@ impl<M: TaskModel> TaskEngine<M> {
             waiting: VecDeque::new(),
             ends: false,
         };
-        let thread = std::thread::Builder::new().name("ferrum-tasks".into());
+        let thread = thread::Builder::new().name("ferrum-tasks".into());
         let thread = thread.spawn(move || work.run_to_end());
         let thread = thread.map_err(|e| Error::Device {
             backend,
