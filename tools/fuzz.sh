@@ -12,6 +12,12 @@ seconds=${2:-60}
 sanitizer=${3:-address}
 shift $(($# < 3 ? $# : 3))
 
+# These have the engine behind them, which the others are built without.
+features=()
+case $target in
+gbnf | request | toml | tool_calls) features=(--features engine) ;;
+esac
+
 # Some write files for each input.
 if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ]; then
     export TMPDIR=/dev/shm
@@ -26,4 +32,4 @@ mkdir -p "${corpora[0]}"
 if [ -d "fuzz/seeds/$target" ]; then
     corpora+=("fuzz/seeds/$target")
 fi
-exec cargo "+${FUZZ_TOOLCHAIN:-nightly}" fuzz run --sanitizer "$sanitizer" "$target" "${corpora[@]}" -- "${options[@]}" "$@"
+exec cargo "+${FUZZ_TOOLCHAIN:-nightly}" fuzz run --sanitizer "$sanitizer" "${features[@]}" "$target" "${corpora[@]}" -- "${options[@]}" "$@"

@@ -293,6 +293,20 @@ fn print(command: &Command, matches: Option<&ArgMatches>) -> String {
     text
 }
 
+/// What `ferrum serve --config FILE --print-config` prints where `text` is the file: for the fuzz target `toml`.
+#[cfg(fuzzing)]
+pub(crate) fn reprinted(text: &str) -> Outcome<String> {
+    static BUILT: std::sync::LazyLock<Command> =
+        std::sync::LazyLock::new(|| built(ColorChoice::Never));
+    let serve = serve(&BUILT)?;
+    let flags = flags(serve, text, Path::new("fuzz.toml"), None)?;
+    let words = ["ferrum".into(), "serve".into()].into_iter().chain(flags);
+    let matches = BUILT.clone().try_get_matches_from(words);
+    let matches = matches.map_err(|e| Failure::new(e.to_string()))?;
+    read(&matches)?;
+    Ok(print(serve, of_serve(&matches)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

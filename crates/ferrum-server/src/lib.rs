@@ -14,6 +14,8 @@
 
 mod config;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod generation;
 mod http;
 mod ids;

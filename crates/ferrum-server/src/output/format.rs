@@ -91,7 +91,7 @@ impl FromStr for CallFormat {
 
 impl CallFormat {
     /// All of them.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         FORMATS.iter().map(|(format, _)| *format)
     }
