@@ -173,7 +173,7 @@ impl ObjectScan {
                 }
                 None => false,
             },
-            _ if matches!(c, ' ' | '\t' | '\r' | '\n') => {
+            _ if is_space(c) => {
                 if self.comma.is_empty() {
                     out.push(c);
                 } else if self.comma.len() < MAX_SPACE {
@@ -315,21 +315,28 @@ pub(super) fn escaped(text: &str) -> String {
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// The name of a call that begins as calls do, and where its arguments' brace is.
+/// Whether JSON has this character between its parts: fewer are than are white space in Unicode.
+fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\r' | '\n')
+}
+
+/// The name of a call that begins as calls do, and where its arguments' brace is. It takes nothing that [`ObjectScan`] does not,
+/// which sees a beginning first where chunks are short.
 pub(super) fn header(text: &str) -> Option<(String, usize)> {
     let text = &text[..text.floor_char_boundary(MAX_HEADER_BYTES)];
     let mut rest = text;
     for expected in ["{", "\"name\"", ":"] {
-        rest = rest.trim_start().strip_prefix(expected)?;
+        rest = rest.trim_start_matches(is_space).strip_prefix(expected)?;
     }
-    rest = rest.trim_start();
+    rest = rest.trim_start_matches(is_space);
     let mut names = serde_json::Deserializer::from_str(rest).into_iter::<String>();
     let name = names.next()?.ok()?;
-    rest = rest[names.byte_offset()..].trim_start().strip_prefix(',')?;
-    rest = rest.trim_start();
+    rest = rest[names.byte_offset()..].trim_start_matches(is_space);
+    rest = rest.strip_prefix(',')?.trim_start_matches(is_space);
     let keys = ["\"arguments\"", "\"parameters\""];
     rest = keys.iter().find_map(|key| rest.strip_prefix(key))?;
-    rest = rest.trim_start().strip_prefix(':')?.trim_start();
+    rest = rest.trim_start_matches(is_space).strip_prefix(':')?;
+    rest = rest.trim_start_matches(is_space);
     rest.starts_with('{')
         .then(|| (name, text.len() - rest.len()))
 }
@@ -399,5 +406,28 @@ mod tests {
         let deep = "{\"a\":".repeat(MAX_DEPTH + 2);
         let mut scan = ObjectScan::default();
         assert_eq!(scan.feed(&deep).ended, Some(Ended::Broken));
+    }
+
+    /// The name is read of what is there so far, so what the scan refuses must not become a call when more of it is.
+    #[test]
+    fn headers_are_beginnings_of_objects() {
+        let begins = [
+            "{\"name\"~: \"f\", \"arguments\": {",
+            "{~\"name\": \"f\"~,~\"arguments\"~:~{",
+        ];
+        for text in begins {
+            for (space, is_call) in [
+                (" ", true),
+                ("\r\n\t", true),
+                ("\u{c}", false),
+                ("\u{a0}", false),
+            ] {
+                let text = text.replace('~', space);
+                let call = is_call.then(|| ("f".to_owned(), text.len() - 1));
+                assert_eq!(header(&text), call, "{text:?}");
+                let ended = ObjectScan::default().feed(&text).ended;
+                assert_eq!(ended.is_none(), is_call, "{text:?}");
+            }
+        }
     }
 }

@@ -16,6 +16,8 @@ fn fragments() -> Vec<&'static str> {
     all.extend([
         "<think>",
         "</think>",
+        "{\"name\"",
+        ": \"f\"",
         "{\"name\": \"f\"",
         ", \"arguments\": ",
         "\"parameters\": ",
@@ -24,6 +26,8 @@ fn fragments() -> Vec<&'static str> {
         "\\",
         " ",
         "\n",
+        // White space of Unicode, but not of JSON.
+        "\u{c}",
         "é",
         "<",
         "{",
