@@ -7,10 +7,11 @@
 //! Both are read, whichever the template speaks of; the first mark may be missing. Arguments are given as they
 //! come.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
 use super::section::{Header, Section, SectionReader};
-use super::{OutputFormat, format::Row};
 
 const CALLS: &str = "<｜tool▁calls▁begin｜>";
 const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -20,7 +21,7 @@ const SEPARATOR: &str = "<｜tool▁sep｜>";
 const FENCE: &str = "```";
 const LANGUAGE: &str = "json";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "deepseek-v3",
     template: &[&[CALLS, "```json"]],
     openers: &[CALLS, CALL],
@@ -30,11 +31,11 @@ pub(super) const ROW: Row = Row {
     rules: fenced_rules,
 };
 
-pub(super) const ROW_V31: Row = Row {
+pub(super) const DEFINITION_V31: FormatDefinition = FormatDefinition {
     name: "deepseek-v3.1",
     template: &[&[CALLS]],
     rules,
-    ..ROW
+    ..DEFINITION
 };
 
 fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {

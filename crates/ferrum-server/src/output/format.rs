@@ -1,10 +1,10 @@
 //! Which ways to write calls there are, and which of them a chat template speaks of.
 
-use super::grammar::{CallGrammar, Function, Marks, Rules, mark_regex};
-use super::reader::CallReader;
+use super::definition::FormatDefinition;
+use super::grammar::{CallGrammar, Function, Marks, mark_regex};
 use super::{
-    OutputFormat, deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi,
-    pythonic, qwen_coder,
+    deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi, pythonic,
+    qwen_coder,
 };
 use ferrum_engine::grammar::{Grammar, lark_token};
 use std::str::FromStr;
@@ -41,49 +41,35 @@ pub enum CallFormat {
     Phi,
 }
 
-/// What there is to know of a format.
-#[derive(Clone, Copy)]
-pub(super) struct Row {
-    /// Its name on the command line.
-    pub(super) name: &'static str,
-    /// Texts of chat templates that speak of it: all of one list.
-    pub(super) template: &'static [&'static [&'static str]],
-    /// The marks that begin calls; a grammar has the first.
-    pub(super) openers: &'static [&'static str],
-    /// All marks, each of which may be a special token.
-    pub(super) marks: &'static [&'static str],
-    /// What calls begin with without a mark, at the beginning of an answer.
-    pub(super) bare: Option<char>,
-    /// A reader of what follows the given opener, or of the answer from its beginning (with calls that have no
-    /// mark, and with messages in channels).
-    pub(super) reader: fn(&OutputFormat, &'static str) -> Box<dyn CallReader>,
-    pub(super) rules: fn(&mut CallGrammar<'_>) -> Rules,
-}
-
 /// Every format. A template has the first of which it speaks: marks of one may be a part of another's.
-const FORMATS: [(CallFormat, Row); 13] = [
-    (CallFormat::Harmony, harmony::ROW),
-    (CallFormat::Kimi, kimi::ROW),
-    (CallFormat::DeepseekV3, deepseek::ROW),
-    (CallFormat::DeepseekV31, deepseek::ROW_V31),
-    (CallFormat::Glm, glm::ROW),
-    (CallFormat::QwenCoder, qwen_coder::ROW),
-    (CallFormat::Phi, phi::ROW),
-    (CallFormat::Granite, granite::ROW),
-    (CallFormat::Hermes, hermes::ROW),
-    (CallFormat::MistralArgs, mistral_args::ROW),
-    (CallFormat::Mistral, mistral::ROW),
-    (CallFormat::Pythonic, pythonic::ROW),
-    (CallFormat::Llama, llama::ROW),
+const FORMATS: [(CallFormat, FormatDefinition); 13] = [
+    (CallFormat::Harmony, harmony::DEFINITION),
+    (CallFormat::Kimi, kimi::DEFINITION),
+    (CallFormat::DeepseekV3, deepseek::DEFINITION),
+    (CallFormat::DeepseekV31, deepseek::DEFINITION_V31),
+    (CallFormat::Glm, glm::DEFINITION),
+    (CallFormat::QwenCoder, qwen_coder::DEFINITION),
+    (CallFormat::Phi, phi::DEFINITION),
+    (CallFormat::Granite, granite::DEFINITION),
+    (CallFormat::Hermes, hermes::DEFINITION),
+    (CallFormat::MistralArgs, mistral_args::DEFINITION),
+    (CallFormat::Mistral, mistral::DEFINITION),
+    (CallFormat::Pythonic, pythonic::DEFINITION),
+    (CallFormat::Llama, llama::DEFINITION),
 ];
 
 impl FromStr for CallFormat {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = FORMATS.iter().find(|(_, row)| row.name == name);
+        let found = FORMATS
+            .iter()
+            .find(|(_, definition)| definition.name == name);
         found.map(|(format, _)| *format).ok_or_else(|| {
-            let names: Vec<_> = FORMATS.iter().map(|(_, row)| row.name).collect();
+            let names: Vec<_> = FORMATS
+                .iter()
+                .map(|(_, definition)| definition.name)
+                .collect();
             format!("expected one of {}", names.join(", "))
         })
     }
@@ -101,18 +87,18 @@ impl CallFormat {
         let says = |texts: &&[&str]| texts.iter().all(|text| source.contains(text));
         let found = FORMATS
             .iter()
-            .find(|(_, row)| row.template.iter().any(says));
+            .find(|(_, definition)| definition.template.iter().any(says));
         found.map(|(format, _)| *format)
     }
 
-    pub(super) fn row(self) -> &'static Row {
+    pub(super) fn definition(self) -> &'static FormatDefinition {
         let found = FORMATS.iter().find(|(format, _)| *format == self);
-        found.map_or(&hermes::ROW, |(_, row)| row)
+        found.map_or(&hermes::DEFINITION, |(_, definition)| definition)
     }
 
     /// Everything that some vocabularies write as a special token.
     pub(crate) fn marks(self) -> &'static [&'static str] {
-        self.row().marks
+        self.definition().marks
     }
 
     /// Whether an answer is messages in channels, reasoning and content included.
@@ -146,7 +132,7 @@ impl CallFormat {
             must_call,
             parts: Vec::new(),
         };
-        let rules = (self.row().rules)(&mut grammar);
+        let rules = (self.definition().rules)(&mut grammar);
         let mut text = rules.calls;
         if free {
             text += &rules.free.unwrap_or_else(|| self.free(marks));
@@ -155,12 +141,12 @@ impl CallFormat {
     }
 
     fn free(self, marks: &Marks<'_>) -> String {
-        let row = self.row();
-        if let Some(bare) = row.bare {
+        let definition = self.definition();
+        if let Some(bare) = definition.bare {
             // Text that begins like a call has to be one.
             return format!("free: calls | FREE\nFREE: /(\\s*[^\\{bare}\\s](?s:.*))?/\n");
         }
-        let open = row.openers.first().copied().unwrap_or_default();
+        let open = definition.openers.first().copied().unwrap_or_default();
         match marks.token(open) {
             Some(token) => {
                 let token = lark_token(token);

@@ -2,12 +2,13 @@
 //! `<arg_value>value</arg_value>` on lines of their own or not, then `</tool_call>`. Values are strings where the
 //! schema says so, else JSON. Strings are given as they come, other values when they are complete.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Function, Pairs, Rules, lark_string};
 use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 use super::values::{self, Kind, ValueReader};
-use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ const VALUE_END: &str = "</arg_value>";
 /// Most bytes of a name.
 const MAX_NAME_BYTES: usize = 256;
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "glm4",
     template: &[&[KEY]],
     openers: &[CALL],

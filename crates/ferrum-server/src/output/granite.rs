@@ -1,15 +1,16 @@
 //! Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`; some of its models write the mark as
 //! `<tool_call>`. (Granite 4 writes as Hermes.) Arguments are given as they come where the name stands first.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules};
 use super::reader::{CallReader, ObjectsReader};
-use super::{OutputFormat, format::Row};
 
 const CALLS: &str = "<|tool_call|>";
 const CALLS_TEXT: &str = "<tool_call>";
 const CALLS_TEXT_END: &str = "</tool_call>";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "granite",
     template: &[&[CALLS]],
     openers: &[CALLS, CALLS_TEXT],

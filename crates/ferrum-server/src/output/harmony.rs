@@ -7,8 +7,8 @@
 //! The recipient may stand before the channel. Arguments are given as they come. A text without headers is
 //! content.
 
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
-use super::format::Row;
 use super::grammar::{CallGrammar, Marks, Rules, lark_string};
 use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, Step};
@@ -31,7 +31,7 @@ const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 /// Most bytes of a header.
 const MAX_HEADER_BYTES: usize = 512;
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "harmony",
     template: &[&[CHANNEL, MESSAGE]],
     openers: &[],

@@ -1,14 +1,15 @@
 //! Hermes, Qwen 2.5 and 3, Granite 4 and the demo model: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
 //! one after the other. Arguments are given as they come where the name stands first.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules};
 use super::reader::{CallReader, ObjectsReader};
-use super::{OutputFormat, format::Row};
 
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "hermes",
     template: &[&[CALL]],
     openers: &[CALL],

@@ -5,10 +5,11 @@
 //! Its templates know a call of the conversation by its id alone, so [`name_calls`] makes such ids of whatever
 //! ids clients have.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
 use super::section::{Header, Section, SectionReader};
-use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -19,7 +20,7 @@ const CALL_END: &str = "<|tool_call_end|>";
 const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 const NAMESPACE: &str = "functions.";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "kimi-k2",
     template: &[&[CALLS]],
     openers: &[CALLS, CALL],

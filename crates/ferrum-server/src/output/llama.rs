@@ -1,15 +1,16 @@
 //! Llama 3: `{"name": …, "parameters": {…}}` and nothing before it but maybe `<|python_tag|>`; several of
 //! them with `;` or space in between. Arguments are given as they come where the name stands first.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
 use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, ObjectCall, ObjectStep, Step};
-use super::{OutputFormat, format::Row};
 
 const CALL: &str = "<|python_tag|>";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "llama3",
     template: &[&[CALL], &["{\"name\": \"", "\"parameters\": "]],
     openers: &[CALL],

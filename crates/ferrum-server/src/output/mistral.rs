@@ -2,18 +2,21 @@
 //! forms, whichever the template speaks of ([`mistral_args`](super::mistral_args) is the other). Arguments are
 //! given as they come where the name stands first.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
-use super::mistral_args::NamedCall;
-use super::pending_text::PendingText;
+use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, ObjectsReader, Step};
-use super::{OutputFormat, format::Row};
 
 pub(super) const CALL: &str = "[TOOL_CALLS]";
 pub(super) const ARGS: &str = "[ARGS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
+const CALL_ID: &str = "[CALL_ID]";
 
-pub(super) const ROW: Row = Row {
+/// Most bytes of names and marks before arguments.
+const MAX_HEADER_BYTES: usize = 512;
+
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "mistral",
     template: &[&[CALL]],
     openers: &[CALL],
@@ -23,7 +26,7 @@ pub(super) const ROW: Row = Row {
     rules,
 };
 
-pub(super) fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
+fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
     Box::new(Reader::Open)
 }
 
@@ -48,6 +51,67 @@ impl CallReader for Reader {
             Reader::Objects(objects) => objects.read(held, deltas, end),
             Reader::Named(call) => call.read(held, deltas),
         }
+    }
+}
+
+/// A call of the newer form, after the mark: `name[ARGS]{…}`.
+#[derive(Debug, Default)]
+struct NamedCall {
+    in_arguments: bool,
+}
+
+impl NamedCall {
+    fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
+        if self.in_arguments {
+            return match deltas.take_arguments(held) {
+                None => Step::Wait,
+                Some(_) => Step::Over,
+            };
+        }
+        let Some(head) = head(held.text()) else {
+            return Step::NotACall;
+        };
+        let Some((name, at)) = head else {
+            return match held.text().len() > MAX_HEADER_BYTES {
+                true => Step::NotACall,
+                false => Step::Wait,
+            };
+        };
+        let name = held.text()[..name].to_owned();
+        held.settle(at);
+        deltas.begin_call(name);
+        self.in_arguments = true;
+        Step::Again
+    }
+}
+
+/// Where the name ends and where the arguments begin, as far as that is known; `None` if it is no call.
+fn head(text: &str) -> Option<Option<(usize, usize)>> {
+    let part = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let length = |text: &str| text.bytes().take_while(|&byte| part(byte)).count();
+    let name = length(text);
+    if name == 0 {
+        return None;
+    }
+    let mut rest = &text[name..];
+    match begins(rest, CALL_ID) {
+        PrefixMatch::Yes => {
+            rest = &rest[CALL_ID.len()..];
+            rest = &rest[length(rest)..];
+        }
+        PrefixMatch::Maybe => return Some(None),
+        PrefixMatch::No => {}
+    }
+    match begins(rest, ARGS) {
+        PrefixMatch::Yes => rest = &rest[ARGS.len()..],
+        PrefixMatch::Maybe => return Some(None),
+        PrefixMatch::No => {}
+    }
+    rest = rest.trim_start();
+    match rest.bytes().next() {
+        None => Some(None),
+        Some(b'{') => Some(Some((name, text.len() - rest.len()))),
+        Some(_) => None,
     }
 }
 

@@ -10,6 +10,7 @@
 //! the answer was cut off in them.
 
 mod deepseek;
+mod definition;
 mod deltas;
 mod format;
 mod glm;
@@ -112,7 +113,8 @@ impl OutputParser {
     pub(crate) fn new(output_format: OutputFormat) -> Self {
         let state = match &output_format {
             output_format if output_format.format.has_channels() => {
-                State::Calls((output_format.format.row().reader)(output_format, ""))
+                let definition = output_format.format.definition();
+                State::Calls((definition.reader)(output_format, ""))
             }
             output_format if output_format.begins_thinking => State::Think,
             output_format if output_format.reasoning => State::Start,
@@ -215,24 +217,24 @@ impl OutputParser {
             self.held.settle(self.held.text().len());
             return false;
         }
-        let row = self.output_format.format.row();
-        if let Some(bare) = row.bare.filter(|_| self.at_start) {
+        let definition = self.output_format.format.definition();
+        if let Some(bare) = definition.bare.filter(|_| self.at_start) {
             let text = self.held.text().trim_start();
             let space = self.held.text().len() - text.len();
             match text.chars().next() {
                 None if !end => return false,
                 Some(first) if first == bare => {
                     self.held.take(space);
-                    self.state = State::Calls((row.reader)(&self.output_format, ""));
+                    self.state = State::Calls((definition.reader)(&self.output_format, ""));
                     return true;
                 }
                 _ => self.at_start = false,
             }
         }
-        let (text, mark) = self.held.until(row.openers, end);
+        let (text, mark) = self.held.until(definition.openers, end);
         self.deltas.content(&text);
         if let Some(mark) = mark {
-            self.state = State::Calls((row.reader)(&self.output_format, mark));
+            self.state = State::Calls((definition.reader)(&self.output_format, mark));
         }
         mark.is_some()
     }

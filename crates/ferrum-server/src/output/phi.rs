@@ -1,15 +1,16 @@
 //! Phi-4-mini: `<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>`, or an object in each pair of
 //! tags, or `functools[…]`. Arguments are given as they come where the name stands first.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules};
 use super::reader::{CallReader, ObjectsReader};
-use super::{OutputFormat, format::Row};
 
 const CALLS: &str = "<|tool_call|>";
 const CALLS_END: &str = "<|/tool_call|>";
 const FUNCTOOLS: &str = "functools";
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "phi4",
     template: &[&[CALLS_END], &["functools["]],
     openers: &[CALLS, FUNCTOOLS],

@@ -2,11 +2,12 @@
 //! `<|python_start|>`. Values are literals of Python or JSON. Arguments are given when a call is complete: until
 //! then, strings in either quotes and names like `True` cannot be told from what is no call.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Rules};
 use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
-use super::{OutputFormat, format::Row};
 use serde_json::{Map, Number, Value};
 
 const START: &str = "<|python_start|>";
@@ -18,7 +19,7 @@ const MAX_DEPTH: usize = 64;
 /// Most bytes of names before the first argument's value.
 const MAX_HEAD_BYTES: usize = 512;
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "pythonic",
     template: &[&["[func_name1("]],
     openers: &[START],

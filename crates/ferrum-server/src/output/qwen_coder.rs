@@ -3,12 +3,13 @@
 //! tags may be missing. Values are strings where the schema says so, else JSON. Strings are given as they come,
 //! other values when they are complete.
 
+use super::OutputFormat;
+use super::definition::FormatDefinition;
 use super::deltas::Deltas;
 use super::grammar::{CallGrammar, Function, Pairs, Rules, lark_string};
 use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 use super::values::{self, Kind, ValueReader};
-use super::{OutputFormat, format::Row};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ const PARAMETER_END: &str = "</parameter>";
 /// Most bytes of a name.
 const MAX_NAME_BYTES: usize = 256;
 
-pub(super) const ROW: Row = Row {
+pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "qwen3-coder",
     template: &[&[FUNCTION, PARAMETER]],
     openers: &[CALL, FUNCTION],

@@ -426,9 +426,9 @@ fn arguments_come_as_they_are_said() {
 #[test]
 fn what_is_held_back_has_a_bound() {
     for format in CallFormat::all() {
-        let row = format.row();
-        let begins = row.openers.iter().map(|mark| (*mark).to_owned());
-        for begin in begins.chain(row.bare.map(String::from)) {
+        let definition = format.definition();
+        let begins = definition.openers.iter().map(|mark| (*mark).to_owned());
+        for begin in begins.chain(definition.bare.map(String::from)) {
             let mut parser = OutputParser::new(output_format(format));
             let mut deltas = parser.push(&begin);
             let long = "[{\"a\": \"(".to_owned() + &"abcdefgh ".repeat(100);

@@ -451,7 +451,7 @@ fn templates_say_how_calls_are_written() {
     }
     for format in CallFormat::all() {
         assert!(cases.iter().any(|(_, found)| *found == Some(format)));
-        assert_eq!(format.row().name.parse(), Ok(format));
+        assert_eq!(format.definition().name.parse(), Ok(format));
     }
 }
 

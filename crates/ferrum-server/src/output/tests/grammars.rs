@@ -233,7 +233,7 @@ fn free_text_has_calls_of_strict_functions() {
     for format in CallFormat::all() {
         let held = HELD.iter().find(|held| held.format == format).unwrap();
         let constraint = demo.compile(format, false, true);
-        let bare = format.row().bare.is_some();
+        let bare = format.definition().bare.is_some();
         let before = if bare || format.has_channels() {
             ""
         } else {

@@ -8,7 +8,7 @@ use proptest::sample::select;
 /// Marks of all formats, and pieces of what they write.
 fn fragments() -> Vec<&'static str> {
     let mut all: Vec<_> = CallFormat::all()
-        .flat_map(|f| f.row().marks)
+        .flat_map(|f| f.definition().marks)
         .copied()
         .collect();
     all.sort_unstable();
