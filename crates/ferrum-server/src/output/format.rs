@@ -1,7 +1,8 @@
 //! Which ways to write calls there are, and which of them a chat template speaks of.
 
 use super::definition::FormatDefinition;
-use super::grammar::{CallGrammar, Function, Marks, mark_regex};
+use super::function::Function;
+use super::grammar::{CallGrammar, Marks, mark_regex};
 use super::{
     deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi, pythonic,
     qwen_coder,

@@ -5,7 +5,8 @@
 use super::OutputFormat;
 use super::definition::FormatDefinition;
 use super::deltas::Deltas;
-use super::grammar::{CallGrammar, Function, Pairs, Rules, lark_string};
+use super::function::Function;
+use super::grammar::{CallGrammar, Pairs, Rules, lark_string};
 use super::pending_text::PendingText;
 use super::reader::{CallReader, Step};
 use super::values::{self, Kind, ValueReader};

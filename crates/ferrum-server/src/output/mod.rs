@@ -13,6 +13,7 @@ mod deepseek;
 mod definition;
 mod deltas;
 mod format;
+mod function;
 mod glm;
 mod grammar;
 mod granite;
@@ -33,7 +34,8 @@ mod thinking;
 mod values;
 
 pub use format::CallFormat;
-pub(crate) use grammar::{Function, Marks, mark_regex};
+pub(crate) use function::Function;
+pub(crate) use grammar::{Marks, mark_regex};
 pub(crate) use kimi::name_calls;
 pub(crate) use thinking::Thinking;
 

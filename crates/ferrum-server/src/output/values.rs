@@ -2,7 +2,7 @@
 //! function's schema knows, and reading them.
 
 use super::deltas::Deltas;
-use super::grammar::Function;
+use super::function::Function;
 use super::json;
 use super::pending_text::{PendingText, overlap};
 use serde_json::{Value, json};
