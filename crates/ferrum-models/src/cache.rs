@@ -73,6 +73,27 @@ impl CacheGroup {
 }
 
 impl RunnerConfig {
+    /// The pool of the first layer of the first cache group that has one; without elements where there are none.
+    pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
+        let caches = self.layer_caches(spec);
+        let pools = caches.into_iter().filter_map(|cache| match cache {
+            LayerCache::Pool { group, shape } => Some((group, shape)),
+            LayerCache::Shared(_) | LayerCache::State(_) | LayerCache::None => None,
+        });
+        let (blocks, block_size) = self.blocks();
+        let none = PagedKvShape {
+            blocks,
+            block_size,
+            kv_heads: 0,
+            head_dim: 0,
+            value_dim: 0,
+            values_in_keys: false,
+        };
+        pools
+            .min_by_key(|&(group, _)| group)
+            .map_or(none, |(_, shape)| shape)
+    }
+
     /// The cache groups of a decoder: one of all layers, or with [`KvLayout::Grouped`] one for each window, the
     /// layers without one first. Layers whose cache is not paged are in none.
     ///

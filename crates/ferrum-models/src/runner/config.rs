@@ -1,8 +1,5 @@
 //! [`RunnerConfig`]: the sizes that a runner allocates for.
 
-use crate::cache::LayerCache;
-use crate::spec::DecoderSpec;
-use ferrum_kernels::PagedKvShape;
 use ferrum_types::{Error, Result};
 
 /// How the KV pool is cut into blocks.
@@ -58,27 +55,6 @@ impl RunnerConfig {
             layout: KvLayout::Grouped { block_size: 32 },
             profile: false,
         }
-    }
-
-    /// The pool of the first layer of the first cache group that has one; without elements where there are none.
-    pub fn pool_shape(&self, spec: &DecoderSpec) -> PagedKvShape {
-        let caches = self.layer_caches(spec);
-        let pools = caches.into_iter().filter_map(|cache| match cache {
-            LayerCache::Pool { group, shape } => Some((group, shape)),
-            LayerCache::Shared(_) | LayerCache::State(_) | LayerCache::None => None,
-        });
-        let (blocks, block_size) = self.blocks();
-        let none = PagedKvShape {
-            blocks,
-            block_size,
-            kv_heads: 0,
-            head_dim: 0,
-            value_dim: 0,
-            values_in_keys: false,
-        };
-        pools
-            .min_by_key(|&(group, _)| group)
-            .map_or(none, |(_, shape)| shape)
     }
 
     pub(super) fn max_blocks_per_seq(&self) -> usize {
