@@ -6,7 +6,7 @@ use ferrum_formats::{Gguf, TensorSource};
 use ferrum_types::{Error, Result};
 
 /// What the converter calls BERT and RoBERTa.
-pub(super) const ARCHITECTURE: &str = "bert";
+const ARCHITECTURE: &str = "bert";
 
 static PARTS: PartNames = PartNames {
     tables: ["token_embd", "position_embd", "token_types"],
@@ -16,6 +16,11 @@ static PARTS: PartNames = PartNames {
     maps: ["attn_output", "ffn_up", "ffn_down"],
     norms: ["attn_output_norm", "layer_output_norm"],
 };
+
+/// Whether a file is an encoder's.
+pub(super) fn is_encoder(gguf: &Gguf) -> bool {
+    gguf.architecture().is_ok_and(|name| name == ARCHITECTURE)
+}
 
 /// The spec of a file, and the names of its tensors.
 pub(super) fn read(gguf: &Gguf) -> Result<(EncoderSpec, EncoderNames)> {

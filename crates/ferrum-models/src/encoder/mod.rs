@@ -7,8 +7,11 @@
 mod config;
 mod forward;
 mod gguf;
+mod hf;
 mod load;
+mod read;
 
-pub use config::{EncoderModel, EncoderSpec, is_encoder, read_encoder};
+pub use config::{EncoderModel, EncoderSpec};
 pub use forward::{EncoderLimits, EncoderRunner, TextEncoder, TextInput};
 pub use load::load_encoder;
+pub use read::{is_encoder, read_encoder};
