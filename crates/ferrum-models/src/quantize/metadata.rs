@@ -1,7 +1,7 @@
 //! The metadata of the new file: copied from a GGUF file, or said anew of a Hugging Face folder.
 
+use super::hf_model::HfModel;
 use super::recipe::Recipe;
-use super::source::{HfModel, hf_model};
 use crate::spec::{
     AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MoeSpec,
     NormKind, QkNormSpec, RopeScaling, RopeSpec,
@@ -33,7 +33,7 @@ pub(super) fn write(
     match source {
         ModelSource::Gguf(gguf) => copy(out, gguf)?,
         ModelSource::Hf(folder) => {
-            let model = hf_model(source, folder)?;
+            let model = HfModel::read(source, folder)?;
             general(out, &model)?;
             architecture(out, &model)?;
             rope(out, &model)?;

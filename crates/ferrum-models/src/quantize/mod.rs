@@ -5,6 +5,8 @@
 //! small whatever the size of the model. Threads encode runs while the finished ones are written in their
 //! order (`pipeline`). Each row is encoded by itself, so the file does not depend on how many there are.
 
+mod hf_model;
+mod item;
 mod metadata;
 mod pipeline;
 mod recipe;
@@ -18,9 +20,9 @@ pub use recipe::{RECIPES, Recipe};
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{Imatrix, ModelSource, TensorSource};
 use ferrum_types::{Error, GgufQuantType, Result};
+use item::{From, Item};
 use pipeline::in_order;
 use rows::{Order, Rows};
-use source::{From, Item};
 use std::io::Write;
 use std::ops::Range;
 use std::path::Path;

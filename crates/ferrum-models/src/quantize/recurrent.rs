@@ -4,7 +4,8 @@
 //! heads, where folders have those of a key head together. Decays are negative numbers, where folders have logarithms.
 //! The numbers of a state space's heads are columns, and its norm has a row for each group.
 
-use super::source::{From, HfModel, Item, Part, number_type};
+use super::hf_model::HfModel;
+use super::item::{From, Item, Part, number_type};
 use crate::inventory::{DecoderTensor, TensorId, TensorLocation, TensorRole};
 use crate::spec::{AttentionSpec, LinearAttentionSpec};
 use crate::stored::{require, to_f32};

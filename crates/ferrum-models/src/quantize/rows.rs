@@ -1,7 +1,7 @@
 //! Converts the rows of one tensor from one type to another.
 
 use super::PlannedTensor;
-use super::source::Columns;
+use super::item::Columns;
 use crate::rope::paired_row;
 use ferrum_quant::{Search, dequantize, encode_row};
 use ferrum_types::GgufQuantType;

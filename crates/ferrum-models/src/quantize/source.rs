@@ -1,18 +1,20 @@
 //! The tensors of a model as a GGUF file has them, whatever kind of file they come from.
 
+use super::hf_model::HfModel;
+use super::item::{Columns, From, Item, Part, number_type};
 use super::recipe::Shape;
 use super::recurrent;
-use crate::families::{self, FAMILIES, GGUF_NAMES};
+use crate::families::GGUF_NAMES;
 use crate::inventory::{
     DecoderTensor, RowRuns, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape,
-    WeightNames, of_expert,
+    of_expert,
 };
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
 use crate::stored::{require, to_f32};
-use ferrum_formats::{Gguf, HfFolder, ModelSource, TensorDtype, TensorInfo, TensorSource};
+use ferrum_formats::{Gguf, ModelSource, TensorSource};
 use ferrum_kernels::{ExpertShape, RopeStyle};
-use ferrum_types::{Dtype, Error, GgufQuantType, Result};
+use ferrum_types::{Error, GgufQuantType, Result};
 use std::collections::HashSet;
 
 /// The output projection.
@@ -22,85 +24,11 @@ const OUTPUT: TensorId = TensorId {
     part: TensorPart::Weight,
 };
 
-/// A tensor of the new file.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Item {
-    /// GGUF name.
-    pub(super) name: String,
-    /// Outermost dimension first.
-    pub(super) shape: Vec<usize>,
-    pub(super) from: From,
-}
-
-/// Where its numbers come from.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum From {
-    /// Rows of tensors of the source.
-    Rows {
-        /// As many rows of each, one after the other: experts become a stack.
-        parts: Vec<Part>,
-        /// The type of all, if that is a type of numbers that can be quantised.
-        ty: Option<GgufQuantType>,
-        /// Heads whose rows go from halves to pairs; 0: rows keep their order.
-        pairs: usize,
-        /// Where the rows are columns of the source, whose numbers are floats.
-        columns: Option<Columns>,
-        /// Which row of the one part each row is; `None`: they keep their order.
-        rows: Option<Vec<usize>>,
-        /// Which number of its row each number is; `None`: they keep their order.
-        cols: Option<Vec<usize>>,
-    },
-    /// Computed.
-    Values(Vec<f32>),
-}
-
-/// Columns of parts that become rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Columns {
-    /// Numbers of a row of the source.
-    pub(super) width: usize,
-    /// The first column.
-    pub(super) first: usize,
-    /// From a column to the next.
-    pub(super) step: usize,
-}
-
-/// Rows of a tensor of the source.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
-    /// Name of the tensor.
-    pub(super) name: String,
-    /// The first row. Where columns become rows, one of the source.
-    pub(super) first: usize,
-}
-
-impl Part {
-    fn whole(name: &str) -> Self {
-        Part {
-            name: name.to_owned(),
-            first: 0,
-        }
-    }
-}
-
-/// What a Hugging Face model is in the terms of GGUF.
-pub(super) struct HfModel<'m> {
-    pub(super) folder: &'m HfFolder,
-    pub(super) spec: DecoderSpec,
-    pub(super) names: &'static WeightNames,
-    /// Those of the new file.
-    pub(super) gguf_names: &'static WeightNames,
-    /// `general.architecture`.
-    pub(super) arch: &'static str,
-    /// How the rows of query and key heads pair up in the new file.
-    rope: RopeStyle,
-}
-
 /// The tensors of the source, those of layers in their order.
 pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
     match source {
         ModelSource::Gguf(gguf) => Ok(gguf_items(gguf)),
-        ModelSource::Hf(folder) => hf_items(&hf_model(source, folder)?),
+        ModelSource::Hf(folder) => hf_items(&HfModel::read(source, folder)?),
     }
 }
 
@@ -126,7 +54,7 @@ pub(super) fn shape_of(source: &ModelSource, items: &[Item]) -> Result<Shape> {
             shape.heads_per_kv = heads.checked_div(kv).unwrap_or(1) as usize;
         }
         ModelSource::Hf(folder) => {
-            let spec = hf_model(source, folder)?.spec;
+            let spec = HfModel::read(source, folder)?.spec;
             shape.layers = spec.layers.len();
             if let Some(AttentionSpec::Gqa(gqa)) = spec.layers.first().map(|l| &l.attention) {
                 shape.heads_per_kv = gqa.heads.checked_div(gqa.kv_heads).unwrap_or(1);
@@ -137,38 +65,6 @@ pub(super) fn shape_of(source: &ModelSource, items: &[Item]) -> Result<Shape> {
         }
     }
     Ok(shape)
-}
-
-/// Reads the spec of a folder and finds its architecture.
-pub(super) fn hf_model<'m>(source: &ModelSource, folder: &'m HfFolder) -> Result<HfModel<'m>> {
-    let path = folder.config.path().display();
-    if folder.quantization.is_some() {
-        return Err(Error::Model(format!(
-            "{path}: the weights are quantised already, expected floats\nhint: take the unquantised \
-             checkpoint"
-        )));
-    }
-    let (family, spec, names) = families::read_spec(source)?;
-    spec.validate()
-        .map_err(|reason| Error::Model(format!("{path}: {reason}")))?;
-    let Some(form) = family.gguf_form else {
-        let known = FAMILIES.iter().filter(|family| family.gguf_form.is_some());
-        let known: Vec<_> = known.map(|family| family.name).collect();
-        return Err(Error::Model(format!(
-            "{path}: the family {} cannot be converted, expected one of {}\nhint: make a float GGUF \
-             file of it with llama.cpp's convert_hf_to_gguf.py and quantise that",
-            family.name,
-            known.join(", ")
-        )));
-    };
-    Ok(HfModel {
-        folder,
-        spec,
-        names,
-        gguf_names: family.gguf_names,
-        arch: form.architecture,
-        rope: form.rope,
-    })
 }
 
 fn gguf_items(gguf: &Gguf) -> Vec<Item> {
@@ -259,56 +155,6 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     items.extend(stacks);
     items.extend(biases.into_iter().map(|(_, item)| item));
     Ok(items)
-}
-
-impl Item {
-    /// A tensor of the source, whose rows go from halves to pairs in so many heads.
-    fn of_tensor(name: String, info: &TensorInfo, pairs: usize) -> Self {
-        Self {
-            name,
-            shape: info.shape.clone(),
-            from: From::Rows {
-                parts: vec![Part::whole(&info.name)],
-                ty: number_type(info.dtype),
-                pairs,
-                columns: None,
-                rows: None,
-                cols: None,
-            },
-        }
-    }
-
-    /// The same matrix with rows for columns.
-    fn transposed(mut self) -> Self {
-        let width = self.shape.last().copied().unwrap_or(1);
-        self.shape.reverse();
-        if let From::Rows { columns, .. } = &mut self.from {
-            *columns = Some(Columns {
-                width,
-                first: 0,
-                step: 1,
-            });
-        }
-        self
-    }
-
-    /// A vector that is computed.
-    fn of_values(name: String, values: Vec<f32>) -> Self {
-        Self {
-            name,
-            shape: vec![values.len()],
-            from: From::Values(values),
-        }
-    }
-
-    /// The tensors that its rows come from.
-    fn sources(&self) -> impl Iterator<Item = &str> {
-        let parts = match &self.from {
-            From::Rows { parts, .. } => parts.as_slice(),
-            From::Values(_) => &[],
-        };
-        parts.iter().map(|part| &*part.name)
-    }
 }
 
 /// Queries, keys and values that the folder joins by key heads, one kind after the other.
@@ -590,16 +436,5 @@ fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
             (TensorRole::RopeShortDivisors, short.clone()),
         ],
         _ => Vec::new(),
-    }
-}
-
-pub(super) fn number_type(dtype: TensorDtype) -> Option<GgufQuantType> {
-    match dtype {
-        TensorDtype::Plain(Dtype::F32) => Some(GgufQuantType::F32),
-        TensorDtype::Plain(Dtype::F16) => Some(GgufQuantType::F16),
-        TensorDtype::Plain(Dtype::BF16) => Some(GgufQuantType::BF16),
-        TensorDtype::Plain(Dtype::F64) => Some(GgufQuantType::F64),
-        TensorDtype::Quant(ty) => Some(ty),
-        _ => None,
     }
 }

@@ -1,0 +1,55 @@
+//! A Hugging Face model that is to become a GGUF file, in the terms of both.
+
+use crate::families::{self, FAMILIES};
+use crate::inventory::WeightNames;
+use crate::spec::DecoderSpec;
+use ferrum_formats::{HfFolder, ModelSource};
+use ferrum_kernels::RopeStyle;
+use ferrum_types::{Error, Result};
+
+/// What a Hugging Face model is in the terms of GGUF.
+pub(super) struct HfModel<'m> {
+    pub(super) folder: &'m HfFolder,
+    pub(super) spec: DecoderSpec,
+    pub(super) names: &'static WeightNames,
+    /// Those of the new file.
+    pub(super) gguf_names: &'static WeightNames,
+    /// `general.architecture`.
+    pub(super) arch: &'static str,
+    /// How the rows of query and key heads pair up in the new file.
+    pub(super) rope: RopeStyle,
+}
+
+impl<'m> HfModel<'m> {
+    /// Reads the spec of a folder and finds its architecture.
+    pub(super) fn read(source: &ModelSource, folder: &'m HfFolder) -> Result<Self> {
+        let path = folder.config.path().display();
+        if folder.quantization.is_some() {
+            return Err(Error::Model(format!(
+                "{path}: the weights are quantised already, expected floats\nhint: take the unquantised \
+                 checkpoint"
+            )));
+        }
+        let (family, spec, names) = families::read_spec(source)?;
+        spec.validate()
+            .map_err(|reason| Error::Model(format!("{path}: {reason}")))?;
+        let Some(form) = family.gguf_form else {
+            let known = FAMILIES.iter().filter(|family| family.gguf_form.is_some());
+            let known: Vec<_> = known.map(|family| family.name).collect();
+            return Err(Error::Model(format!(
+                "{path}: the family {} cannot be converted, expected one of {}\nhint: make a float GGUF \
+                 file of it with llama.cpp's convert_hf_to_gguf.py and quantise that",
+                family.name,
+                known.join(", ")
+            )));
+        };
+        Ok(Self {
+            folder,
+            spec,
+            names,
+            gguf_names: family.gguf_names,
+            arch: form.architecture,
+            rope: form.rope,
+        })
+    }
+}
