@@ -1,19 +1,18 @@
-//! Experts of a feed-forward: their stacks on a device, and a step through them.
+//! Experts of a feed-forward: where a file has them, their stacks on a device, and a step through them.
 //!
-//! Only forms of weights with expert kernels ([`Moe`]) make [`Experts`]; the forward path sees those
-//! alone, so it is the same code on backends that have no such kernels.
+//! Only forms of weights with expert kernels ([`Moe`](crate::Moe)) make [`Experts`]; the forward path sees those
+//! alone, so it is the same code on backends that have no such kernels. How stacks are loaded in a form is no matter of
+//! this module.
 
 use crate::expert_relayout::ReorderedExperts;
-use crate::linear::RankIndex;
+use crate::rank_index::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
-use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertMaps, ExpertScore,
-    ExpertShape, GemmShape, GgufRows, LlmBackend, Logits, MoeLlmBackend, MoeRouting, MoeShape,
-    QuantWeights, ReduceOp, Residual, RouteShape, RowShape, WeightPart,
+    ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp, RouteShape,
+    RowShape,
 };
-use ferrum_types::{Error, FloatElement, Result};
-use std::marker::PhantomData;
+use ferrum_types::{Error, Result};
 
 /// The experts of one layer.
 pub trait Experts<B: Backend>: Send + Sync {
@@ -60,144 +59,6 @@ impl ExpertSource<'_> {
     }
 }
 
-/// A form of weights in which stacks of experts are loaded too.
-pub trait PreNormForm<B: BackendMoeFused> {
-    /// As [`WeightForm::keeps_experts`].
-    fn keeps_stack(source: &ExpertSource<'_>) -> bool;
-
-    /// Loads one stack.
-    ///
-    /// # Errors
-    /// As [`WeightForm::load`].
-    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts>;
-}
-
-impl<B: BackendMoeFused> PreNormForm<B> for Expanded {
-    fn keeps_stack(source: &ExpertSource<'_>) -> bool {
-        experts_are_floats(source)
-    }
-
-    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        load_expanded(device, source, shape)
-    }
-}
-
-/// A stack of floats as they are in the file, all else expanded.
-fn load_expanded<B: BackendMoeFused>(
-    device: &B,
-    source: &ExpertSource<'_>,
-    shape: ExpertShape,
-) -> Result<B::Experts> {
-    let all = match source {
-        ExpertSource::Stack(part) => {
-            let stack = Prepared::floats::<B>(&QuantWeights::Gguf(*part), shape.k)?;
-            let WeightPart { bytes, dtype, .. } = float_part(&stack.weights())?;
-            return device.load_experts(bytes, dtype, shape);
-        }
-        ExpertSource::Each(all) => all,
-        ExpertSource::Reordered(stack) => {
-            let own = stack.gather()?;
-            return load_expanded(device, &ExpertSource::Stack(own.part()), shape);
-        }
-    };
-    let floats = all.iter().map(|one| Prepared::floats::<B>(one, shape.k));
-    let floats = floats.collect::<Result<Vec<_>>>()?;
-    let parts = floats.iter().map(|one| float_part(&one.weights()));
-    let parts = parts.collect::<Result<Vec<_>>>()?;
-    device.load_expert_parts(&parts, shape.k)
-}
-
-impl<B: MoeLlmBackend> PreNormForm<B> for Native {
-    fn keeps_stack(source: &ExpertSource<'_>) -> bool {
-        if experts_are_floats(source) {
-            return true;
-        }
-        match source {
-            ExpertSource::Stack(part) => B::is_native(part.ty),
-            ExpertSource::Each(all) => all.iter().all(B::is_native_expert),
-            ExpertSource::Reordered(stack) => B::is_native(stack.ty()),
-        }
-    }
-
-    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        match source {
-            _ if !<Self as PreNormForm<B>>::keeps_stack(source) => {
-                load_expanded(device, source, shape)
-            }
-            ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
-            ExpertSource::Each(_) if experts_are_floats(source) => {
-                load_expanded(device, source, shape)
-            }
-            ExpertSource::Each(all) => device.load_layer_experts(all, shape.k),
-            ExpertSource::Reordered(stack) => {
-                let own = stack.gather()?;
-                let stack = ExpertSource::Stack(own.part());
-                <Self as PreNormForm<B>>::load_stack(device, &stack, shape)
-            }
-        }
-    }
-}
-
-/// The form `W`, and stacks of experts in it: for backends with expert kernels.
-#[derive(Clone, Copy, Debug)]
-pub struct Moe<W>(PhantomData<W>);
-
-impl<B, W> WeightForm<B> for Moe<W>
-where
-    B: LlmBackend + BackendMoeFused,
-    W: WeightForm<B> + PreNormForm<B>,
-{
-    type Matrix = W::Matrix;
-    type Stack = B::Experts;
-
-    const EXPERTS: bool = true;
-
-    fn keeps(weights: &QuantWeights<'_>) -> bool {
-        W::keeps(weights)
-    }
-
-    fn keeps_experts(source: &ExpertSource<'_>) -> bool {
-        <W as PreNormForm<B>>::keeps_stack(source)
-    }
-
-    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
-        W::load(device, parts, cols)
-    }
-
-    fn gemm<T: FloatElement>(
-        ctx: &mut B::Context,
-        x: &Act<B>,
-        matrix: &W::Matrix,
-        out: &mut B::Buffer<T>,
-        shape: GemmShape,
-    ) -> Result<()> {
-        W::gemm(ctx, x, matrix, out, shape)
-    }
-
-    fn lookup(
-        ctx: &mut B::Context,
-        table: &W::Matrix,
-        ids: &B::Buffer<i32>,
-        out: &mut Residual<B>,
-        shape: RowShape,
-    ) -> Result<()> {
-        W::lookup(ctx, table, ids, out, shape)
-    }
-
-    fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        <W as PreNormForm<B>>::load_stack(device, source, shape)
-    }
-
-    fn experts(stacks: ExpertStacks<B, B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {
-        let spec = spec.clone();
-        Box::new(StackedExperts { stacks, spec })
-    }
-
-    fn head_maps(stack: B::Experts, shape: ExpertShape) -> Box<dyn HeadMaps<B>> {
-        Box::new(StackedHeads { stack, shape })
-    }
-}
-
 /// The maps of a layer's experts, whose stacks are `T`.
 pub struct ExpertStacks<B: Backend, T> {
     /// `[experts, intermediate, hidden]`.
@@ -232,9 +93,9 @@ impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
 }
 
 /// [`Experts`] by the kernels of a backend.
-struct StackedExperts<B: BackendMoeFused> {
-    stacks: ExpertStacks<B, B::Experts>,
-    spec: MoeSpec,
+pub(crate) struct StackedExperts<B: BackendMoeFused> {
+    pub(crate) stacks: ExpertStacks<B, B::Experts>,
+    pub(crate) spec: MoeSpec,
 }
 
 impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
@@ -427,9 +288,9 @@ pub trait HeadMaps<B: Backend>: Send + Sync {
 }
 
 /// [`HeadMaps`] by the kernels for experts: each token goes to all of them.
-struct StackedHeads<T> {
-    stack: T,
-    shape: ExpertShape,
+pub(crate) struct StackedHeads<T> {
+    pub(crate) stack: T,
+    pub(crate) shape: ExpertShape,
 }
 
 impl<B: BackendMoeFused> HeadMaps<B> for StackedHeads<B::Experts> {

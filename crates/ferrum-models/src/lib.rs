@@ -15,6 +15,7 @@ mod decode;
 mod draft_head;
 pub mod encoder;
 mod expert_relayout;
+mod expert_weights;
 mod experts;
 pub mod families;
 mod group;
@@ -33,6 +34,7 @@ mod pre_norm;
 mod profile;
 mod progress;
 pub mod quantize;
+mod rank_index;
 mod readback;
 mod rope;
 mod runner;
@@ -51,9 +53,8 @@ pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use draft_head::{DraftFeatures, DraftHead, is_eagle3, load_draft_head, read_eagle3, read_mtp};
 pub use expert_relayout::ReorderedExperts;
-pub use experts::{
-    ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, Moe, MoeScratch, PreNormForm,
-};
+pub use expert_weights::{Moe, PreNormForm};
+pub use experts::{ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, MoeScratch};
 pub use families::{Family, family_for};
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};

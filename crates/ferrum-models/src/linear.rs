@@ -6,6 +6,7 @@
 //! vocabulary. The forward path sees none of that.
 
 use crate::inventory::RankShard;
+use crate::rank_index::RankIndex;
 use crate::weights::WeightForm;
 use ferrum_kernels::{
     Act, Backend, BackendCollective, BackendGraph, DeviceBuffer, GemmShape, Logits, MatShape,
@@ -124,35 +125,6 @@ impl<B: Backend, W: WeightForm<B>> Embedding<B> for MatrixLinear<B, W> {
         shape: RowShape,
     ) -> Result<()> {
         W::lookup(ctx, &self.weight, ids, out, shape)
-    }
-}
-
-/// Which rank of how many a weight was cut for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RankIndex {
-    rank: usize,
-    ranks: usize,
-}
-
-impl RankIndex {
-    pub(crate) fn of(cut: &RankShard) -> Self {
-        Self {
-            rank: cut.rank(),
-            ranks: cut.ranks(),
-        }
-    }
-
-    /// A context of another rank would give the sums of other weights.
-    pub(crate) fn check<B: BackendCollective>(self, ctx: &B::Context) -> Result<()> {
-        let Self { rank, ranks } = self;
-        let (found, size) = (B::rank(ctx), B::world_size(ctx));
-        if (found, size) == (rank, ranks) {
-            return Ok(());
-        }
-        let reason = format!(
-            "the weights are those of rank {rank} of {ranks}, the context is rank {found} of {size}"
-        );
-        Err(Error::invalid("linear", reason))
     }
 }
 

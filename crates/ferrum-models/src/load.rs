@@ -15,11 +15,12 @@ use crate::layer::{
     PerLayerTables, PerLayerWeights, SharedExpertWeights,
 };
 use crate::linear::{
-    Embedding, Linear, LogitLinear, MatrixLinear, RankIndex, RowParallelLinear,
-    VocabParallelEmbedding, VocabParallelLinear,
+    Embedding, Linear, LogitLinear, MatrixLinear, RowParallelLinear, VocabParallelEmbedding,
+    VocabParallelLinear,
 };
 use crate::model::Model;
 use crate::progress::LoadProgress;
+use crate::rank_index::RankIndex;
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec};
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};

@@ -19,7 +19,8 @@ use crate::inventory::{
     DecoderTensor, Projection, RankShard, RowRuns, Stage, TensorPart, TensorRole, WeightNames,
 };
 use crate::layer::widths::scratch_widths;
-use crate::linear::{Linear, MatrixLinear, RankIndex, RowParallelLinear};
+use crate::linear::{Linear, MatrixLinear, RowParallelLinear};
+use crate::rank_index::RankIndex;
 use crate::rope::{halved_row, paired_row};
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
