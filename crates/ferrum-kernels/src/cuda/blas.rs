@@ -5,7 +5,9 @@
 //! depend on its batch: a device that is `batch_invariant` makes these products in `tile.rs`, and so does a machine without
 //! the library. It is opened at run time, like the driver.
 
-use super::driver::{Driver, Stream, failure};
+use super::driver::Driver;
+use super::error::failure;
+use super::stream::Stream;
 use super::sync::lock;
 use super::tile::{TileOut, TileRows};
 use cudarc::cublaslt::sys;

@@ -3,7 +3,8 @@
 //! What was compiled is kept in a folder of the user's cache, by the hash of all texts and options, the architecture and
 //! NVRTC's version. Files appear there whole (written beside, then renamed); one that is damaged is compiled anew.
 
-use super::driver::{Driver, Function, Module, failure, no_device};
+use super::driver::{Driver, Function, Module};
+use super::error::{failure, no_device};
 use super::sync::lock;
 use cudarc::nvrtc::sys as nvrtc;
 use ferrum_types::{Error, Result};

@@ -3,12 +3,12 @@
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::core::Shared;
-use super::driver::{Event, Graph, Grid, Stream};
 use super::memory::{Memory, Pinned};
 use super::nccl::Communicator;
 use super::nccl::Link;
 use super::role::CudaAct;
 use super::staging::{Slot, StagingPool};
+use super::stream::{Event, Graph, Grid, Stream};
 use super::sync::lock;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{

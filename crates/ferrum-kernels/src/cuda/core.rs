@@ -2,8 +2,10 @@
 
 use super::blas::Blas;
 use super::compiler::{KernelFile, Modules};
-use super::driver::{Driver, Function, Stream, count};
+use super::driver::{Driver, Function, count};
+use super::error::no_device;
 use super::staging::StagingPool;
+use super::stream::Stream;
 use super::sync::lock;
 use super::{BACKEND, CudaOptions};
 use crate::backend::{DeviceInfo, DeviceMemory};
@@ -118,7 +120,7 @@ pub(super) fn open(
     let driver = Arc::new(Driver::open(ordinal)?);
     let (info, capability) = describe(&driver, ordinal);
     if capability < (8, 0) {
-        return Err(super::driver::no_device(
+        return Err(no_device(
             format!(
                 "{} has compute capability {}.{}, the kernels need 8.0",
                 info.name, capability.0, capability.1

@@ -7,8 +7,8 @@
 //! which kernel multiplies bf16 with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
 //! and a few rows with quantised weights, take f32 sums and products of bytes.
 //!
-//! * `driver.rs` and `memory.rs` are all that call the driver, whose library is opened at run time; `compiler.rs` all that
-//!   calls NVRTC.
+//! * `driver.rs`, `pool.rs`, `memory.rs`, `stream.rs` and `error.rs` are all that call the driver, whose library is opened
+//!   at run time; `compiler.rs` all that calls NVRTC.
 //! * `blas.rs` is all that calls cuBLASLt, for prompts with dense bf16 weights, where that is installed.
 //! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
@@ -34,6 +34,7 @@ mod conv;
 mod core;
 mod driver;
 mod elementwise;
+mod error;
 mod flash;
 mod float8;
 mod gemm;
@@ -44,10 +45,12 @@ mod moe;
 mod nccl;
 mod norm;
 mod pack;
+mod pool;
 mod quant;
 mod role;
 mod sample;
 mod staging;
+mod stream;
 mod sync;
 mod tile;
 mod weight;

@@ -8,7 +8,8 @@
 //! for, and [`Communicator::check`] says why. Ranks that make different collectives are not noticed, as the library does
 //! not look.
 
-use super::driver::{Driver, Event, Stream};
+use super::driver::Driver;
+use super::stream::{Event, Stream};
 use super::sync::lock;
 use crate::backend::{GroupCall, GroupHandle, ReduceOp};
 use ferrum_types::{Dtype, Error, Result};

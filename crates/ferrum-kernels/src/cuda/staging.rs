@@ -1,7 +1,7 @@
 //! Pinned memory through which contexts copy.
 
-use super::driver::Event;
 use super::memory::Pinned;
+use super::stream::Event;
 
 /// Pinned memory and the event behind the last copy that used it.
 pub(super) struct Slot {
