@@ -9,7 +9,7 @@ use super::driver::Driver;
 use super::error::failure;
 use super::stream::Stream;
 use super::sync::lock;
-use super::tile::{TileOut, TileRows};
+use super::tile_operands::{TileOut, TileRows};
 use cudarc::cublaslt::sys;
 use ferrum_types::Result;
 use std::collections::HashMap;

@@ -53,6 +53,7 @@ mod staging;
 mod stream;
 mod sync;
 mod tile;
+mod tile_operands;
 mod weight;
 
 pub use self::buffer::CudaBuffer;

@@ -10,7 +10,8 @@ use super::quant::{
     CudaQuantWeight, QuantSlab, is_native_layer, kernels, row_blocks, row_bytes, weight_args,
 };
 use super::role::{CudaAct, of_role};
-use super::tile::{self, Epilogue, TileOut, TilePairs, TileRows};
+use super::tile::{self, Epilogue, TilePairs};
+use super::tile_operands::{TileOut, TileRows};
 use super::weight::row_stride;
 use super::{elementwise, norm};
 use crate::backend::check::{self, elements};

@@ -16,6 +16,7 @@ use super::float8::{self, CodeTiles, Float8Slab};
 use super::pack::{GROUP, PackedSlab};
 use super::quant::{self, QuantSlab, weight_args};
 use super::role::{CudaAct, of_role};
+use super::tile_operands::{TileOut, TileRows};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
 use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
@@ -126,29 +127,11 @@ impl TileWeight<'_> {
     }
 }
 
-/// Rows `[rows, k]` of bf16.
-#[derive(Clone, Copy)]
-pub(super) struct TileRows {
-    pub(super) at: u64,
-    pub(super) rows: usize,
-    pub(super) k: usize,
-}
-
 impl TileRows {
     pub(super) fn of<A: CudaAct>(x: &CudaBuffer<A>, rows: usize, k: usize) -> Self {
         let at = x.at(0);
         Self { at, rows, k }
     }
-}
-
-/// Where a product goes: `columns` columns from `first` on of rows of `n`.
-#[derive(Clone, Copy)]
-pub(super) struct TileOut {
-    pub(super) at: u64,
-    pub(super) is_f32: bool,
-    pub(super) columns: usize,
-    pub(super) first: usize,
-    pub(super) n: usize,
 }
 
 impl TileOut {
