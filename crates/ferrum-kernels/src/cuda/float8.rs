@@ -1,23 +1,22 @@
 //! FP8 weights: E4M3 codes as a checkpoint has them, a byte for each number.
 //!
 //! A few rows of bf16, and all rows of f32, are multiplied by a kernel that streams codes and converts them in registers,
-//! without rounding (`kernels/float8.cu`). From [`tile::FEW`] rows on, tiles convert them to bf16 for tensor cores. Devices with
-//! tensor cores for FP8 make prompts of more than [`MANY`] rows with them: activations become codes, with a scale for each
-//! 128 numbers, as fine-grained checkpoints are made for. That rounds activations more than anything else here, so
-//! [`CudaOptions::batch_invariant`](super::CudaOptions) has tiles of bf16 instead.
+//! without rounding (`kernels/float8.cu`). From [`FEW`](super::tile::FEW) rows on, tiles convert them to bf16 for tensor
+//! cores. Devices with tensor cores for FP8 make prompts of more than [`MANY`] rows with them: activations become codes, with
+//! a scale for each 128 numbers, as fine-grained checkpoints are made for. That rounds activations more than anything else
+//! here, so [`CudaOptions::batch_invariant`](super::CudaOptions) has tiles of bf16 instead.
+//!
+//! This module loads the codes and says which products take which; `quant.rs` and `tile.rs` make them.
 
-use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
-use super::gemm::{COLUMNS, row_tile};
 use super::memory::Memory;
-use super::role::{CudaAct, of_role};
-use super::tile::{self, TileWeight};
-use super::tile_operands::{TileOut, TileRows};
+use super::role::CudaAct;
+use super::tile_operands::TileRows;
 use super::weight::upload_rows;
+use crate::backend::Fp8Weights;
 use crate::backend::check::elements;
-use crate::backend::{Fp8Weights, GemmShape};
-use ferrum_types::{Error, FloatElement, Result};
+use ferrum_types::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Rows up to which products do not use tensor cores for FP8: a decoding batch is bound by the weight's bytes, and keeps the
@@ -201,41 +200,6 @@ pub(super) fn quantise<A: CudaAct>(
     let grid = (all.div_ceil(4), 128, 0);
     ctx.launch(op, (KernelFile::TileE4m3, "quantise_e4m3"), grid, args)?;
     Ok((at, stride / 2, scales))
-}
-
-/// The columns of one slab, in an output whose rows have those of all.
-pub(super) fn product<A: CudaAct, T: FloatElement>(
-    ctx: &mut CudaContext<A>,
-    op: &'static str,
-    x: &CudaBuffer<A>,
-    slab: &Float8Slab,
-    out: &mut CudaBuffer<T>,
-    GemmShape { rows, n, k }: GemmShape,
-) -> Result<()> {
-    if tile::takes_rows(ctx, rows) {
-        let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
-        let weight = TileWeight::Float8(slab);
-        return tile::product(ctx, op, TileRows::of(x, rows, k), weight, out);
-    }
-    const KERNELS: [[&str; 2]; 3] = [
-        ["float8_gemm_1_act", "float8_gemm_1_f32"],
-        ["float8_gemm_4_act", "float8_gemm_4_f32"],
-        ["float8_gemm_8_act", "float8_gemm_8_f32"],
-    ];
-    let (kernel, tile) = row_tile(rows);
-    let blocks = elements(op, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
-    let mut args = [Arg::At(0); 12];
-    args[..2].copy_from_slice(&[out.into(), x.into()]);
-    args[2..7].copy_from_slice(&slab.args());
-    args[7..].copy_from_slice(&[
-        Arg::Int(rows),
-        Arg::Int(k),
-        Arg::Int(slab.rows),
-        Arg::Long(slab.first_row),
-        Arg::Long(n),
-    ]);
-    let kernel = (KernelFile::Float8, of_role::<A, T>(op, KERNELS[kernel])?);
-    ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)
 }
 
 #[cfg(test)]

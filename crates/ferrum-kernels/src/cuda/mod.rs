@@ -10,7 +10,7 @@
 //! * `driver.rs`, `pool.rs`, `memory.rs`, `stream.rs` and `error.rs` are all that call the driver, whose library is opened
 //!   at run time; `compiler.rs` all that calls NVRTC.
 //! * `blas.rs` is all that calls cuBLASLt, for prompts with dense bf16 weights, where that is installed.
-//! * `core.rs` finds and opens devices, `buffer.rs` and `weight.rs` hold their memory.
+//! * `core.rs` finds and opens devices, `buffer.rs`, `weight.rs` and `quant_weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
 //! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
 //!   in `kernels/`, which NVRTC compiles for the device that is there: the files that every model needs when it is opened,
@@ -47,6 +47,8 @@ mod norm;
 mod pack;
 mod pool;
 mod quant;
+mod quant_kernels;
+mod quant_weight;
 mod role;
 mod sample;
 mod staging;
@@ -60,7 +62,7 @@ pub use self::buffer::CudaBuffer;
 pub use self::context::CudaContext;
 pub use self::kv::{CudaKvBuffer, CudaKvKind, CudaKvScales};
 pub use self::moe::CudaExperts;
-pub use self::quant::CudaQuantWeight;
+pub use self::quant_weight::CudaQuantWeight;
 pub use self::role::CudaAct;
 pub use self::weight::CudaWeight;
 

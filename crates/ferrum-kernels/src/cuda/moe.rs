@@ -6,9 +6,9 @@ use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
-use super::quant::{
-    CudaQuantWeight, QuantSlab, is_native_layer, kernels, row_blocks, row_bytes, weight_args,
-};
+use super::quant::{row_blocks, row_bytes};
+use super::quant_kernels::{kernels, weight_args};
+use super::quant_weight::{CudaQuantWeight, QuantSlab, is_native_layer};
 use super::role::{CudaAct, of_role};
 use super::tile::{self, Epilogue, TilePairs};
 use super::tile_operands::{TileOut, TileRows};

@@ -14,7 +14,8 @@ use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
 use super::pack::{GROUP, PackedSlab};
-use super::quant::{self, QuantSlab, weight_args};
+use super::quant_kernels::{self, weight_args};
+use super::quant_weight::QuantSlab;
 use super::role::{CudaAct, of_role};
 use super::tile_operands::{TileOut, TileRows};
 use super::weight::{Slab, row_stride};
@@ -392,7 +393,10 @@ fn unpacked<A: CudaAct>(
     };
     let weight = workspace + blas::WORKSPACE as u64;
     let groups = x.k.div_ceil(GROUP);
-    let kernel = (KernelFile::Quant, quant::kernels(slab.format.bits).unpack);
+    let kernel = (
+        KernelFile::Quant,
+        quant_kernels::kernels(slab.format.bits).unpack,
+    );
     for first in (0..out.columns).step_by(most) {
         let columns = most.min(out.columns - first);
         let total = elements(op, &[columns, groups])?;
