@@ -14,7 +14,7 @@ use ferrum_types::{FloatElement, Result};
 use std::marker::PhantomData;
 
 /// A form of weights in which stacks of experts are loaded too.
-pub trait PreNormForm<B: BackendMoeFused> {
+pub trait ExpertWeightForm<B: BackendMoeFused> {
     /// As [`WeightForm::keeps_experts`].
     fn keeps_stack(source: &ExpertSource<'_>) -> bool;
 
@@ -25,7 +25,7 @@ pub trait PreNormForm<B: BackendMoeFused> {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts>;
 }
 
-impl<B: BackendMoeFused> PreNormForm<B> for Expanded {
+impl<B: BackendMoeFused> ExpertWeightForm<B> for Expanded {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         experts_are_floats(source)
     }
@@ -60,7 +60,7 @@ fn load_expanded<B: BackendMoeFused>(
     device.load_expert_parts(&parts, shape.k)
 }
 
-impl<B: MoeLlmBackend> PreNormForm<B> for Native {
+impl<B: MoeLlmBackend> ExpertWeightForm<B> for Native {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         if experts_are_floats(source) {
             return true;
@@ -74,7 +74,7 @@ impl<B: MoeLlmBackend> PreNormForm<B> for Native {
 
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         match source {
-            _ if !<Self as PreNormForm<B>>::keeps_stack(source) => {
+            _ if !<Self as ExpertWeightForm<B>>::keeps_stack(source) => {
                 load_expanded(device, source, shape)
             }
             ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
@@ -85,7 +85,7 @@ impl<B: MoeLlmBackend> PreNormForm<B> for Native {
             ExpertSource::Reordered(stack) => {
                 let own = stack.gather()?;
                 let stack = ExpertSource::Stack(own.part());
-                <Self as PreNormForm<B>>::load_stack(device, &stack, shape)
+                <Self as ExpertWeightForm<B>>::load_stack(device, &stack, shape)
             }
         }
     }
@@ -98,7 +98,7 @@ pub struct Moe<W>(PhantomData<W>);
 impl<B, W> WeightForm<B> for Moe<W>
 where
     B: LlmBackend + BackendMoeFused,
-    W: WeightForm<B> + PreNormForm<B>,
+    W: WeightForm<B> + ExpertWeightForm<B>,
 {
     type Matrix = W::Matrix;
     type Stack = B::Experts;
@@ -110,7 +110,7 @@ where
     }
 
     fn keeps_experts(source: &ExpertSource<'_>) -> bool {
-        <W as PreNormForm<B>>::keeps_stack(source)
+        <W as ExpertWeightForm<B>>::keeps_stack(source)
     }
 
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
@@ -138,7 +138,7 @@ where
     }
 
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        <W as PreNormForm<B>>::load_stack(device, source, shape)
+        <W as ExpertWeightForm<B>>::load_stack(device, source, shape)
     }
 
     fn experts(stacks: ExpertStacks<B, B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {

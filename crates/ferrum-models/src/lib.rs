@@ -53,7 +53,7 @@ pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use draft_head::{DraftFeatures, DraftHead, is_eagle3, load_draft_head, read_eagle3, read_mtp};
 pub use expert_relayout::ReorderedExperts;
-pub use expert_weights::{Moe, PreNormForm};
+pub use expert_weights::{ExpertWeightForm, Moe};
 pub use experts::{ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, MoeScratch};
 pub use families::{Family, family_for};
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
