@@ -67,3 +67,7 @@ fuzz TARGET SECONDS="60" SANITIZER="address":
 # The hand-over between the engine's thread and its handles in many orders
 shuttle:
     cargo test --workspace --features ferrum-engine/shuttle --test shuttle
+
+# Unsafe code of the thread pool and the encoders under Miri: WHAT is `pool`, `quant` or nothing for both
+miri *WHAT:
+    tools/miri.sh {{WHAT}}

@@ -498,13 +498,17 @@ mod tests {
             // Magnitudes from far below to far above the usual.
             f32::from_bits(((state >> 33) as u32 & 0x8fff_ffff) + 0x3000_0000)
         };
-        // Not a whole number of vectors' blocks.
-        let row: Vec<f32> = (0..4096 + 256).map(|_| number()).collect();
+        // Not a whole number of vectors' blocks. Miri is thousands of times slower: it gets a format of either kind of levels.
+        let values = if cfg!(miri) { 256 } else { 4096 };
+        let row: Vec<f32> = (0..values + 256).map(|_| number()).collect();
         let importance: Vec<f32> = row.iter().map(|x| x.abs().sqrt()).collect();
         for ty in GgufQuantType::all() {
             let (Some(values), Some(size)) = (code_values(ty), ty.bytes_for(row.len())) else {
                 continue;
             };
+            if cfg!(miri) && ![GgufQuantType::Q4_K, GgufQuantType::IQ4_NL].contains(&ty) {
+                continue;
+            }
             for search in [Search::Fast, Search::Thorough] {
                 for importance in [None, Some(&*importance)] {
                     let Some(kind) = grid(ty) else { continue };

@@ -4,6 +4,11 @@ use ferrum_simd::threads::Pool;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
+/// Miri, which takes a thousand times as long, tries fewer.
+fn rounds(native: usize) -> usize {
+    if cfg!(miri) { native / 50 } else { native }
+}
+
 fn counts(pool: &Pool, tasks: usize) -> Vec<usize> {
     let hits: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
     pool.run(tasks, &|i, _| {
@@ -26,9 +31,9 @@ fn every_task_runs_once() {
 #[test]
 fn many_small_regions_on_more_threads_than_cores() {
     let pool = Pool::new(16).unwrap();
-    for round in 0..3000 {
+    for round in 0..rounds(3000) {
         assert!(counts(&pool, 1 + round % 20).iter().all(|n| *n == 1));
-        if round % 500 == 0 {
+        if round % rounds(500) == 0 {
             // Long enough for the workers to fall asleep.
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -39,7 +44,7 @@ fn many_small_regions_on_more_threads_than_cores() {
 fn no_two_running_tasks_share_a_thread_number() {
     let pool = Pool::new(4).unwrap();
     let used: Vec<_> = (0..4).map(|_| AtomicBool::new(false)).collect();
-    for _ in 0..200 {
+    for _ in 0..rounds(200) {
         pool.run(32, &|_, thread| {
             assert!(!used[thread].swap(true, SeqCst));
             std::hint::spin_loop();
@@ -67,7 +72,7 @@ fn callers_on_several_threads_do_not_disturb_each_other() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                for _ in 0..500 {
+                for _ in 0..rounds(500) {
                     assert!(counts(&pool, 9).iter().all(|n| *n == 1));
                 }
             });
