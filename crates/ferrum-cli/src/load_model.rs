@@ -31,8 +31,8 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
     Ok(read_model(source)?)
 }
 
-/// What tells a model from others, and from itself after its files were changed.
-pub(crate) fn identity(model: &Model) -> String {
+/// A fingerprint of the model's files, which changes when a file does.
+pub(crate) fn fingerprint(model: &Model) -> String {
     match model.source.identities() {
         Some(files) => serde_json::to_string(&files).unwrap_or_default(),
         None => format!("demo {:?}", KvBlockName::root(DEMO, b"")),
@@ -125,17 +125,16 @@ pub(crate) fn template(
     })
 }
 
-/// The context to allocate: what was asked for, else enough for `tokens`, within what the model was
-/// made for.
-pub(crate) fn context(model: &Model, asked: Option<u32>, tokens: usize) -> usize {
+/// The context length to allocate: the requested one, else enough for `tokens`, within the model's.
+pub(crate) fn context_length(model: &Model, asked: Option<u32>, tokens: usize) -> usize {
     match asked {
-        Some(n) => exactly(model, n as usize),
+        Some(n) => checked_context_length(model, n as usize),
         None => model.spec.context_length.min(tokens.max(DEFAULT_CONTEXT)),
     }
 }
 
-/// A context of `tokens`, with a remark when that is more than the model was made for.
-pub(crate) fn exactly(model: &Model, tokens: usize) -> usize {
+/// A context length of `tokens`, with a note on stderr if it exceeds the model's.
+pub(crate) fn checked_context_length(model: &Model, tokens: usize) -> usize {
     let most = model.spec.context_length;
     if tokens > most {
         ui::say(&format!(

@@ -38,7 +38,7 @@ pub use http::cors::CorsOrigin;
 pub use http::serve::{Server, ShutdownError, stop_signal};
 pub use http::tls::{Tls, TlsError};
 pub use models::model::ServedModel;
-pub use models::served::{LoadedModel, ServedEncoder, ServedSpeech};
+pub use models::served::{LoadedModel, ServedEncoder, ServedTranscriber};
 pub use models::vision::ServedVision;
 pub use models::{ModelEvent, ModelLoader, ModelSummary};
 pub use observability::otlp::OtlpEndpoint;

@@ -20,7 +20,7 @@ use ferrum_kernels::cpu::peak;
 use ferrum_models::{KvLayout, LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, StateSlot, TokenId};
 use profile::Profile;
-use report::{Batched, Limits, Report, median};
+use report::{Batched, DevicePeaks, Report, median};
 use std::time::Instant;
 
 /// Steps of several sequences that are not counted.
@@ -110,7 +110,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
         decode_s: median(samples.iter().map(|s| s.decode_s)),
         batched,
         profile,
-        limits: Limits::medians(&limits),
+        limits: DevicePeaks::medians(&limits),
         peak_rss,
     };
     if args.json {
@@ -228,16 +228,16 @@ fn together(
 
 /// What the processor can do at best, by the threads that compute, where it has all layers. It shares its machine with others,
 /// so this is measured beside each run.
-fn processor_limits(placement: &Placement) -> Outcome<Option<Limits>> {
+fn processor_limits(placement: &Placement) -> Outcome<Option<DevicePeaks>> {
     let (true, BackendDispatch::Cpu(device)) = (placement.is_whole(), placement.last_device())
     else {
         return Ok(None);
     };
-    Ok(Some(Limits {
+    Ok(Some(DevicePeaks {
         bandwidth: peak::read_bandwidth(device)?,
         is_copy: false,
         fma_flops: Some(peak::fma_peak(device)),
-        byte_ops: Some(peak::byte_peak(device)),
+        int8_ops: Some(peak::byte_peak(device)),
         bf16_flops: peak::bf16_peak(device),
         cache: cache::last_level(),
     }))
@@ -245,7 +245,7 @@ fn processor_limits(placement: &Placement) -> Outcome<Option<Limits>> {
 
 /// The same of a GPU by CUDA, once.
 #[cfg(feature = "cuda")]
-fn gpu_limits(placement: &Placement) -> Outcome<Option<Limits>> {
+fn gpu_limits(placement: &Placement) -> Outcome<Option<DevicePeaks>> {
     match placement.last_device() {
         BackendDispatch::Cuda(device) if placement.is_whole() && !device.info().software => {
             Ok(gpu::limits(device)?)
@@ -256,7 +256,7 @@ fn gpu_limits(placement: &Placement) -> Outcome<Option<Limits>> {
 
 /// There is none.
 #[cfg(not(feature = "cuda"))]
-fn gpu_limits(_: &Placement) -> Outcome<Option<Limits>> {
+fn gpu_limits(_: &Placement) -> Outcome<Option<DevicePeaks>> {
     Ok(None)
 }
 

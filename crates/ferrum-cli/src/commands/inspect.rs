@@ -25,7 +25,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let model = load_model::model(args.model.path(), &args.hub)?;
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = load_model::tokenizer_of(&model);
-    let context = load_model::context(&model, args.cache.context, 0);
+    let context = load_model::context_length(&model, args.cache.context, 0);
     let kv = load_model::kv_dtype(&model, &args.cache);
     // A run holds what this process holds by now, device drivers included, less the pages of the file.
     let options = BackendOptions::default();

@@ -24,7 +24,7 @@ pub(crate) fn logits(args: LogitsArgs) -> Outcome {
     if tokens.is_empty() {
         return Err(Failure::new("the prompt has no token"));
     }
-    let context = load_model::exactly(&model, tokens.len());
+    let context = load_model::checked_context_length(&model, tokens.len());
     let config = RunnerConfig {
         max_logit_rows: ROWS,
         ..RunnerConfig::single(context)

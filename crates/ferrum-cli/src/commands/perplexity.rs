@@ -31,7 +31,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
     }
     let vocab = model.spec.vocab_size;
     let window = match args.cache.context {
-        Some(_) => load_model::context(&model, args.cache.context, 0),
+        Some(_) => load_model::context_length(&model, args.cache.context, 0),
         None => WINDOW.min(model.spec.context_length),
     };
     let config = RunnerConfig {

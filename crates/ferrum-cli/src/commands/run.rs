@@ -54,7 +54,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         ..Generation::default()
     };
     let kept = args.session.as_ref();
-    let kept = kept.map(|path| KeptSession::open(path, load_model::identity(&model)));
+    let kept = kept.map(|path| KeptSession::open(path, load_model::fingerprint(&model)));
     let kept = kept.transpose()?;
     match (prompt, kept) {
         (Some(prompt), Some(kept)) => {
@@ -68,7 +68,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
             "--image is for a question about it\nhint: give one as an argument or through a pipe",
         )),
         (None, kept) => {
-            let context = load_model::context(&model, args.cache.context, 0);
+            let context = load_model::context_length(&model, args.cache.context, 0);
             let (mut loaded, _) = load(&args, &model, context)?;
             let model = match &words.model {
                 Some(path) => path.display().to_string(),
@@ -140,7 +140,8 @@ fn answer(
         encoder.chat(&messages)?
     };
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
-    let context = load_model::context(model, args.cache.context, tokens.len().saturating_add(most));
+    let context =
+        load_model::context_length(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
@@ -167,7 +168,8 @@ fn answer_about_images(
     let messages: Vec<_> = system.chain([question]).collect();
     let tokens = files.tokens(encoder, &messages)?;
     let most = args.max_tokens.unwrap_or(1024).min(1 << 24);
-    let context = load_model::context(model, args.cache.context, tokens.len().saturating_add(most));
+    let context =
+        load_model::context_length(model, args.cache.context, tokens.len().saturating_add(most));
     if tokens.len() > context {
         return Err(overflow(tokens.len(), context));
     }
@@ -197,7 +199,8 @@ fn continue_session(
     // What a conversation of this length may become.
     let new = encoder.raw(prompt)?.len().saturating_mul(2);
     let length = kept.tokens().len().saturating_add(new);
-    let context = load_model::context(model, args.cache.context, length.saturating_add(most));
+    let context =
+        load_model::context_length(model, args.cache.context, length.saturating_add(most));
     let (mut loaded, _) = load(args, model, context)?;
     kept.restore(&mut loaded.session)?;
     let tokens = if raw {

@@ -44,18 +44,18 @@ const MAX_DRAINED: usize = 64 << 10;
 pub struct Timeouts {
     /// Until there is a connection, encrypted where it has to be.
     pub connect: Duration,
-    /// From the request until the head of its answer.
-    pub answer: Duration,
-    /// Between two pieces of a body.
-    pub stall: Duration,
+    /// From the request until the head of its response.
+    pub response: Duration,
+    /// Between two chunks of a body.
+    pub read: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(20),
-            answer: Duration::from_secs(60),
-            stall: Duration::from_secs(60),
+            response: Duration::from_secs(60),
+            read: Duration::from_secs(60),
         }
     }
 }
@@ -127,7 +127,7 @@ impl Client {
             headers: parts.headers,
             body,
             url: request.url.clone(),
-            stall: self.timeouts.stall,
+            read_timeout: self.timeouts.read,
         })
     }
 
@@ -150,7 +150,7 @@ impl Client {
             _ = connected.wait_for_connection_metadata() => {}
         }
         let what = "waiting for an answer";
-        within(self.timeouts.answer, &request.url, what, answer).await
+        within(self.timeouts.response, &request.url, what, answer).await
     }
 
     fn failed(&self, url: &Url, e: &legacy::Error) -> ClientError {
@@ -188,7 +188,7 @@ pub struct Response {
     pub headers: HeaderMap,
     body: Incoming,
     url: Url,
-    stall: Duration,
+    read_timeout: Duration,
 }
 
 impl Response {
@@ -214,7 +214,7 @@ impl Response {
     pub async fn chunk(&mut self) -> Result<Option<Bytes>> {
         loop {
             let frame = self.body.frame();
-            let frame = within(self.stall, &self.url, "reading an answer", frame).await?;
+            let frame = within(self.read_timeout, &self.url, "reading an answer", frame).await?;
             let Some(frame) = frame else {
                 return Ok(None);
             };

@@ -37,8 +37,8 @@ fn patient() -> Timeouts {
     let limit = Duration::from_secs(30);
     Timeouts {
         connect: limit,
-        answer: limit,
-        stall: limit,
+        response: limit,
+        read: limit,
     }
 }
 
@@ -222,11 +222,11 @@ fn every_wait_ends() {
     let url = "https://hub.example/x";
     expect(timeouts, through(silent), url, "while connecting");
     let mut timeouts = patient();
-    timeouts.answer = short;
+    timeouts.response = short;
     let url = format!("http://{silent}/x");
     expect(timeouts, Proxy::default(), &url, "waiting for an answer");
     let mut timeouts = patient();
-    timeouts.stall = short;
+    timeouts.read = short;
     let url = format!("http://{stalled}/x");
     expect(timeouts, Proxy::default(), &url, "reading an answer");
 }

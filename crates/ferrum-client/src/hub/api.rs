@@ -45,7 +45,7 @@ impl Hub {
         let listing = loop {
             match self.list_once(model, revision).await {
                 Ok(listing) => break listing,
-                Err(e) => attempts.after(e).await?,
+                Err(e) => attempts.back_off(e).await?,
             }
         };
         let mut skipped = 0;

@@ -3,14 +3,14 @@
 use ferrum_formats::hub::Etag;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-/// Collects what a file's contents hash to, in the way in which its name was made.
+/// Hashes a file's contents with the algorithm of its ETag.
 pub(super) struct Digest {
     context: Option<Context>,
 }
 
 impl Digest {
-    /// For contents of `size` bytes whose name is `etag`: SHA-256 for large files, git's hash of a blob for
-    /// small ones. Names of mirrors that are neither say nothing about the contents.
+    /// For contents of `size` bytes: ETags of large files are their SHA-256, those of small ones git's hash of a blob. Other
+    /// ETags, as mirrors may have, cannot be verified.
     pub(super) fn new(etag: &Etag, size: Option<u64>) -> Self {
         let context = if etag.is_sha256() {
             Some(Context::new(&SHA256))
@@ -24,8 +24,8 @@ impl Digest {
         Self { context }
     }
 
-    /// Whether it says anything.
-    pub(super) fn is_meaningful(&self) -> bool {
+    /// Whether contents can be verified.
+    pub(super) fn is_verifiable(&self) -> bool {
         self.context.is_some()
     }
 
@@ -64,6 +64,6 @@ mod tests {
             digest.update(b"lo\n");
             assert_eq!(digest.finish().unwrap(), name);
         }
-        assert!(!Digest::new(&Etag::parse("weak-1").unwrap(), Some(6)).is_meaningful());
+        assert!(!Digest::new(&Etag::parse("weak-1").unwrap(), Some(6)).is_verifiable());
     }
 }

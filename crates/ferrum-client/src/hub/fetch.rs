@@ -13,10 +13,10 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Most bytes of a file beside the weights.
-const MAX_SMALL: u64 = 512 << 20;
+const MAX_METADATA: u64 = 512 << 20;
 
 /// Most bytes of a file of weights; the largest there are have some tens of gigabytes.
-const MAX_LARGE: u64 = 4 << 40;
+const MAX_WEIGHTS: u64 = 4 << 40;
 
 /// How often a lock is tried that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
@@ -33,21 +33,21 @@ pub(super) struct Fetch<'f, 'w> {
     pub(super) fetched: usize,
 }
 
-/// What a hub says about a file before it sends it.
+/// The ETag and size of a file, by its headers.
 struct Head {
     etag: Etag,
     size: Option<u64>,
 }
 
 impl Fetch<'_, '_> {
-    /// A file that is read as text.
-    pub(super) async fn small(&mut self, file: &str) -> Result<()> {
-        self.file(file, MAX_SMALL).await
+    /// Fetches a config, index or tokenizer file.
+    pub(super) async fn fetch_metadata(&mut self, file: &str) -> Result<()> {
+        self.file(file, MAX_METADATA).await
     }
 
-    /// Weights.
-    pub(super) async fn large(&mut self, file: &str) -> Result<()> {
-        self.file(file, MAX_LARGE).await
+    /// Fetches a file of weights.
+    pub(super) async fn fetch_weights(&mut self, file: &str) -> Result<()> {
+        self.file(file, MAX_WEIGHTS).await
     }
 
     async fn file(&mut self, file: &str, limit: u64) -> Result<()> {
@@ -104,7 +104,7 @@ impl Fetch<'_, '_> {
             };
             match answer {
                 Ok(response) => return self.read_head(&response),
-                Err(e) => attempts.after(e).await?,
+                Err(e) => attempts.back_off(e).await?,
             }
         }
     }
@@ -124,7 +124,7 @@ impl Fetch<'_, '_> {
         let linked = response.header("x-linked-etag");
         let Some(etag) = linked.or_else(|| response.header("etag")) else {
             return Err(protocol(
-                "the answer has no ETag, which is what files are called".into(),
+                "the response has no ETag, by which the cache names files".into(),
             ));
         };
         let size = response.number("x-linked-size");
@@ -214,7 +214,7 @@ impl Fetch<'_, '_> {
                     if partial.len > before {
                         attempts.reset();
                     }
-                    attempts.after(e).await?;
+                    attempts.back_off(e).await?;
                 }
             }
         }
@@ -339,7 +339,7 @@ impl Partial {
         };
         let there = partial.file.metadata().map_err(failed)?.len();
         // Without a hash, nothing would tell whether both parts belong together.
-        if !partial.digest.is_meaningful() || head.size.is_none_or(|size| there > size) {
+        if !partial.digest.is_verifiable() || head.size.is_none_or(|size| there > size) {
             partial.restart(head)?;
             return Ok(partial);
         }

@@ -134,18 +134,18 @@ impl Hub {
             fetched: 0,
         };
         for file in &choice.support {
-            fetch.small(file).await?;
+            fetch.fetch_metadata(file).await?;
         }
         match &choice.weights {
             Weights::None => {}
             Weights::Gguf(files) => {
                 for file in files {
-                    fetch.large(file).await?;
+                    fetch.fetch_weights(file).await?;
                 }
             }
-            Weights::Safetensors(file) => fetch.large(file).await?,
+            Weights::Safetensors(file) => fetch.fetch_weights(file).await?,
             Weights::Index(index) => {
-                fetch.small(index).await?;
+                fetch.fetch_metadata(index).await?;
                 let shards = Safetensors::shards(repo.snapshot(&commit).join(index))?;
                 if let Some(shard) = shards.iter().find(|shard| !files.contains(shard)) {
                     let shard = ferrum_formats::Shown(shard);
@@ -157,7 +157,7 @@ impl Hub {
                     });
                 }
                 for shard in &shards {
-                    fetch.large(shard).await?;
+                    fetch.fetch_weights(shard).await?;
                 }
             }
         }
@@ -170,7 +170,7 @@ impl Hub {
         })
     }
 
-    /// Whether the way to the endpoint is one for secrets.
+    /// Whether requests to the endpoint may carry the token: by TLS, or to this machine.
     fn may_have_token(&self) -> bool {
         self.config.endpoint.is_tls() || self.config.endpoint.is_loopback()
     }

@@ -35,13 +35,13 @@ impl Attempts {
         Self { retries, failed: 0 }
     }
 
-    /// There was progress: patience begins anew.
+    /// There was progress: counts attempts from zero again.
     pub(super) fn reset(&mut self) {
         self.failed = 0;
     }
 
-    /// Waits for the next attempt, or gives the error back if there shall be none.
-    pub(super) async fn after(&mut self, error: ClientError) -> Result<()> {
+    /// Waits before the next attempt; returns the error where there is none.
+    pub(super) async fn back_off(&mut self, error: ClientError) -> Result<()> {
         self.failed += 1;
         if !error.is_transient() || self.failed >= self.retries.attempts {
             return Err(error);

@@ -63,8 +63,8 @@ impl Setup {
             cache: HubCache::new(cache.path()),
             timeouts: Timeouts {
                 connect: 30 * second,
-                answer: 30 * second,
-                stall: 30 * second,
+                response: 30 * second,
+                read: 30 * second,
             },
             retries: Retries {
                 attempts: 4,
@@ -325,7 +325,7 @@ fn a_busy_hub_is_asked_again_and_a_dead_one_named() {
 #[test]
 fn a_server_that_stalls_is_left() {
     let mut setup = Setup::new();
-    setup.config.timeouts.stall = Duration::from_millis(300);
+    setup.config.timeouts.read = Duration::from_millis(300);
     setup.hub.faults(|faults| faults.stall = 1);
     let pulled = setup.pull("org/gguf").unwrap();
     assert_eq!(std::fs::read(pulled.path).unwrap(), weights(100_000));

@@ -330,7 +330,7 @@ impl Limits {
             ("stop", generation.stop.len(), MAX_STOPS),
             ("stop tokens", generation.stop_tokens.len(), MAX_STOP_TOKENS),
             (
-                "shown tokens",
+                "visible special tokens",
                 request.visible_special_tokens.len(),
                 MAX_STOP_TOKENS,
             ),

@@ -227,8 +227,8 @@ impl Blocks {
     }
 }
 
-/// Waits for an answer of which there is one.
-pub(crate) async fn whole(
+/// Collects the blocks of the only answer of a stream, for a response that is not streamed.
+pub(crate) async fn collect_blocks(
     answers: &mut GenerationStream,
     mut output: ChatOutput,
 ) -> Result<(Blocks, Usage), ApiError> {
@@ -238,7 +238,7 @@ pub(crate) async fn whole(
         match event {
             GenerationEvent::Failed(error) => return Err(error),
             GenerationEvent::Done(total) => usage = total,
-            GenerationEvent::Prompt(..) | GenerationEvent::Embedding(..) => {}
+            GenerationEvent::PromptLogprobs(..) | GenerationEvent::Embedding(..) => {}
             GenerationEvent::TextChunk(piece) => blocks.add(output.push(piece), |_, _, _| ()),
         }
     }

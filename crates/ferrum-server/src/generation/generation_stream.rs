@@ -70,7 +70,7 @@ pub(crate) struct Timings {
 #[derive(Debug)]
 pub(crate) enum GenerationEvent {
     /// Log-probabilities of a part of a prompt, the second token first. Before any piece of its answers.
-    Prompt(usize, Vec<Logprobs>),
+    PromptLogprobs(usize, Vec<Logprobs>),
     /// The pooled states of a prompt.
     Embedding(usize, Vec<f32>),
     TextChunk(TextChunk),
@@ -98,9 +98,9 @@ pub(crate) struct GenerationStream {
     slots: Vec<Option<Arc<SlotTask>>>,
     /// How long after its first token an answer goes on, once it has a line break.
     time_limit: Option<Duration>,
-    /// Has the adapter that was asked for told among the figures.
+    /// Counts the requested adapter in the metrics until it is dropped.
     _adapter: Option<Arc<AdapterUse>>,
-    /// When all is over, whether it was told or not: the engine may hang, and the client need not read.
+    /// When the stream ends in any case: the engine may hang, and the client may not read.
     deadline: Option<Instant>,
     /// Whether it was over before the end.
     expired: bool,
@@ -110,8 +110,8 @@ pub(crate) struct GenerationStream {
     lease: Lease,
 }
 
-/// How much later than the engine the server takes a deadline to be over: what the engine says of it is better.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The server enforces a deadline this much later than the engine, so that the engine's error is reported where there is one.
+const DEADLINE_GRACE: Duration = Duration::from_secs(2);
 
 /// What is known of a prompt from the start.
 #[derive(Clone, Copy, Debug)]
@@ -183,7 +183,7 @@ impl GenerationStream {
             slots,
             time_limit: None,
             _adapter: adapter,
-            deadline: time.and_then(|time| started.checked_add(time + PATIENCE)),
+            deadline: time.and_then(|time| started.checked_add(time + DEADLINE_GRACE)),
             expired: false,
             record,
             times: vec![Times::default(); answers],
@@ -302,7 +302,7 @@ impl GenerationStream {
 
     fn take(&mut self, prompt: usize, event: Event) -> GenerationEvent {
         match event {
-            Event::PromptLogprobs(part) => GenerationEvent::Prompt(prompt, part),
+            Event::PromptLogprobs(part) => GenerationEvent::PromptLogprobs(prompt, part),
             Event::Embedding(states) => GenerationEvent::Embedding(prompt, states),
             Event::Token {
                 choice,

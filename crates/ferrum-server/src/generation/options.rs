@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// What a request says of the answers that it wants, but for the prompt.
+/// The options of a request that are not its prompt.
 #[derive(Debug)]
 pub(crate) struct GenerationOptions {
     pub(crate) generation: Generation,
@@ -40,20 +40,20 @@ pub(crate) struct GenerationOptions {
     pub(crate) truncation: Truncation,
     /// Whether the model's own last tokens end no answer.
     ignores_eos: bool,
-    /// Special tokens whose text is needed.
-    pub(crate) shown_tokens: Vec<TokenId>,
-    /// Whether answers go on with the text of their prompt.
-    pub(crate) goes_on: bool,
+    /// Special tokens whose text the engine includes in its output.
+    pub(crate) visible_special_tokens: Vec<TokenId>,
+    /// Whether answers continue the text of their prompt, as a prefilled message does.
+    pub(crate) continues_prompt: bool,
     pub(crate) context: RequestContext,
 }
 
 impl GenerationOptions {
     /// Reads the fields that OpenAI's older routes have, `max_tokens` apart.
     pub(crate) fn read(body: &mut Body, lease: &Lease, config: &ServerConfig) -> Result<Self> {
-        let mut options = Self::one(body, lease)?;
+        let mut options = Self::read_common(body, lease)?;
         let choices: Choices = body.part()?;
         options.n = match choices.n {
-            Some(n) => within("n", n.0, 1..=config.max_choices)?,
+            Some(n) => check_range("n", n.0, 1..=config.max_choices)?,
             None => 1,
         };
         options.usage = UsageChunks::of(choices.stream_options.as_ref(), options.stream)?;
@@ -68,7 +68,7 @@ impl GenerationOptions {
     }
 
     /// Reads the fields that all routes have, for one answer.
-    pub(crate) fn one(body: &mut Body, lease: &Lease) -> Result<Self> {
+    pub(crate) fn read_common(body: &mut Body, lease: &Lease) -> Result<Self> {
         let context = RequestContext::read(body, lease)?;
         let fields: Sampling = body.part()?;
         supported(&fields)?;
@@ -93,14 +93,14 @@ impl GenerationOptions {
             ignores_eos: fields.ignore_eos.unwrap_or(false),
             prompt_logprobs: None,
             truncation: Truncation::of(fields.truncate_prompt_tokens)?,
-            shown_tokens: Vec::new(),
-            goes_on: false,
+            visible_special_tokens: Vec::new(),
+            continues_prompt: false,
             context,
         })
     }
 
-    /// Tokens that there has to be room for.
-    pub(crate) fn least_answer(&self) -> usize {
+    /// Fewest tokens of an answer, which there has to be room for.
+    pub(crate) fn min_output_tokens(&self) -> usize {
         self.generation
             .min_tokens
             .max(1)
@@ -108,7 +108,7 @@ impl GenerationOptions {
     }
 
     /// Further tokens that end an answer as the model's own do.
-    pub(crate) fn end_at(&mut self, tokens: &[TokenId]) {
+    pub(crate) fn add_stop_tokens(&mut self, tokens: &[TokenId]) {
         if !self.ignores_eos {
             let ends = &mut self.generation.stop_tokens;
             ends.extend_from_slice(tokens);
@@ -136,8 +136,8 @@ impl GenerationOptions {
             prompt_logprobs: self.prompt_logprobs,
             draft_tokens: config.lookup_tokens,
             grammar: self.grammar.clone(),
-            visible_special_tokens: self.shown_tokens.clone(),
-            continues_prompt: self.goes_on,
+            visible_special_tokens: self.visible_special_tokens.clone(),
+            continues_prompt: self.continues_prompt,
             ..self.context.request(prompt, generation, config)
         }
     }
@@ -155,7 +155,7 @@ fn supported(fields: &Sampling) -> Result<()> {
 }
 
 /// A count that a server bounds.
-pub(crate) fn within(param: &str, found: i64, range: RangeInclusive<usize>) -> Result<usize> {
+pub(crate) fn check_range(param: &str, found: i64, range: RangeInclusive<usize>) -> Result<usize> {
     let count = usize::try_from(found).ok();
     count.filter(|count| range.contains(count)).ok_or_else(|| {
         let (low, high) = (range.start(), range.end());
@@ -176,7 +176,7 @@ pub(crate) fn max_tokens<const LOW: i64, const HIGH: i64>(
         let Some(most) = most.filter(|most| most.0 != -1) else {
             continue;
         };
-        let most = within(name, most.0, low..=config.max_tokens)?;
+        let most = check_range(name, most.0, low..=config.max_tokens)?;
         if let Some((before, _)) = found.filter(|(_, before)| *before != most) {
             return Err(ApiError::invalid(*name, format!("it contradicts {before}")));
         }
@@ -217,7 +217,7 @@ fn stop_tokens(fields: &Sampling, model: &Model) -> Result<Vec<TokenId>> {
 /// A token id, checked against the vocabulary.
 pub(crate) fn token(model: &Model, param: &str, id: i64) -> Result<TokenId> {
     let last = model.served.vocab_size.saturating_sub(1);
-    let id = within(param, id, 0..=last)?;
+    let id = check_range(param, id, 0..=last)?;
     TokenId::try_from(id).map_err(|_| ApiError::invalid(param, "expected a token id"))
 }
 

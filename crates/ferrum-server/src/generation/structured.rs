@@ -3,7 +3,7 @@
 
 use crate::error::ApiError;
 use crate::models::model::Model;
-use crate::output::{Function, Marks, OutputFormat};
+use crate::output::{Function, Markers, OutputFormat};
 use crate::request::{Format, Outputs, Schemata, StructuredOutputFields};
 use ferrum_engine::grammar::{Constraint, Grammar, GrammarError};
 use serde_json::Value;
@@ -132,9 +132,9 @@ pub(crate) fn read_format(
 }
 
 fn structural_tag(document: Value, param: &str, model: &Model) -> Result<Structured> {
-    let marks = Marks(&model.served.tokenizer);
+    let markers = Markers(&model.served.tokenizer);
     Ok(Structured {
-        grammar: tags::grammar(document, param, &marks, model.special_token_escaper())?,
+        grammar: tags::grammar(document, param, &markers, model.special_token_escaper())?,
         param: param.to_owned(),
     })
 }
@@ -239,7 +239,7 @@ impl ChatForm<'_> {
         if self.structured.is_none() && !self.must_call && !strict {
             return Ok(None);
         }
-        let (grammar, parts) = self.grammar(&Marks(&model.served.tokenizer));
+        let (grammar, parts) = self.grammar(&Markers(&model.served.tokenizer));
         let first = parts.first().map_or("tools", |(param, _)| param);
         compiled(model, &grammar).map(Some).map_err(|fault| {
             let all = refusal(first, &fault);
@@ -253,7 +253,7 @@ impl ChatForm<'_> {
     }
 
     /// The grammar, and its parts by the fields that they come from.
-    fn grammar(&self, marks: &Marks<'_>) -> (Grammar, Vec<(String, Grammar)>) {
+    fn grammar(&self, markers: &Markers<'_>) -> (Grammar, Vec<(String, Grammar)>) {
         let mut parts = Vec::new();
         let mut fields = Vec::new();
         let mut rules = String::new();
@@ -262,7 +262,7 @@ impl ChatForm<'_> {
         let format = self.output_format.format;
         if !self.functions.is_empty() {
             let parallel = self.output_format.max_calls > 1;
-            (rules, parts) = format.calls(self.functions, marks, parallel, self.must_call, free);
+            (rules, parts) = format.calls(self.functions, markers, parallel, self.must_call, free);
             for function in self.functions {
                 let param = format!("tools[{}].function.parameters", function.index);
                 fields.push((param, function.arguments(self.must_call)));
@@ -272,23 +272,23 @@ impl ChatForm<'_> {
         if let Some(structured) = self.structured.filter(|_| !self.must_call) {
             // Without a channel to come, the prompt has opened the last.
             let channels = format
-                .channels(marks)
+                .channels(markers)
                 .filter(|_| self.output_format.reasoning);
             let before = channels.map(|(_, before, _)| before);
             options.push(before.unwrap_or_default() + "@answer");
             parts.push(("answer".into(), structured.grammar.clone()));
             fields.push((structured.param.clone(), structured.grammar.clone()));
         }
-        let (thought, more) = self.thought(marks, free);
+        let (thought, more) = self.thought(markers, free);
         let options = options.join(" | ");
         let text = format!("start: {thought}body\nbody: {options}\n{rules}{more}");
         (Grammar::Lark { text, parts }, fields)
     }
 
     /// Reasoning before the answer, and its rules. Free text may begin with reasoning by itself.
-    fn thought(&self, marks: &Marks<'_>, free: bool) -> (String, String) {
+    fn thought(&self, markers: &Markers<'_>, free: bool) -> (String, String) {
         let output_format = &self.output_format;
-        if let Some((before, _, rules)) = output_format.format.channels(marks) {
+        if let Some((before, _, rules)) = output_format.format.channels(markers) {
             return match output_format.reasoning && !free {
                 true => (before, rules),
                 false => Default::default(),
@@ -299,12 +299,12 @@ impl ChatForm<'_> {
             output_format if output_format.reasoning && !free => {
                 format!(
                     "({} thinking GAP?)? ",
-                    marks.lark(output_format.thinking.open)
+                    markers.lark(output_format.thinking.open)
                 )
             }
             _ => return Default::default(),
         };
-        let thinking = marks.until("thinking", "", output_format.thinking.close);
+        let thinking = markers.until("thinking", "", output_format.thinking.close);
         (thought, thinking + "GAP: /[ \\n]{1,4}/\n")
     }
 }

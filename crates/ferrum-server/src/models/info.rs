@@ -1,4 +1,4 @@
-//! What is known of a model once it has been loaded: its kind, sizes and recommended samplers.
+//! The kind of a loaded model, its sizes and its recommended samplers.
 
 use crate::error::ApiError;
 
@@ -7,11 +7,11 @@ use crate::error::ApiError;
 pub(crate) enum ModelKind {
     Decoder,
     Encoder,
-    Speech,
+    Transcriber,
 }
 
 impl ModelKind {
-    /// What it is, and which routes take it.
+    /// What it does, and which routes take it.
     fn described(self) -> (&'static str, &'static str) {
         match self {
             ModelKind::Decoder => ("generates text", "/v1/chat/completions and /v1/completions"),
@@ -19,18 +19,18 @@ impl ModelKind {
                 "is a text encoder",
                 "/v1/embeddings, /v1/rerank and /v1/score",
             ),
-            ModelKind::Speech => (
-                "writes what is said",
+            ModelKind::Transcriber => (
+                "transcribes speech",
                 "/v1/audio/transcriptions and /v1/audio/translations",
             ),
         }
     }
 
-    /// What is said to a request for something that such a model does not do.
+    /// The error of a request to a route that does not take such a model.
     pub(crate) fn refusal(self, model: &str) -> ApiError {
         let (what, routes) = self.described();
         ApiError::wrong_model(format!(
-            "model: {model:?} {what}, which this route is not for; it is asked at {routes}"
+            "model: {model:?} {what}, which this route does not do; use {routes}"
         ))
     }
 
@@ -39,7 +39,7 @@ impl ModelKind {
         match self {
             ModelKind::Decoder => "decoder",
             ModelKind::Encoder => "encoder",
-            ModelKind::Speech => "speech",
+            ModelKind::Transcriber => "speech",
         }
     }
 }

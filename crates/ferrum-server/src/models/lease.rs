@@ -5,7 +5,7 @@ use super::{Models, RequestedModel};
 use crate::error::ApiError;
 use crate::models::info::ModelKind;
 use crate::models::model::Model;
-use crate::models::served::{LoadedHandle, ServedEncoder, ServedSpeech};
+use crate::models::served::{LoadedHandle, ServedEncoder, ServedTranscriber};
 use crate::observability::metrics::Metrics;
 use crate::observability::slots::Slots;
 use std::fmt;
@@ -68,7 +68,7 @@ impl Lease<LoadedHandle> {
         match self.model.clone() {
             LoadedHandle::Decoder(model) => AnyLease::Decoder(self.with(model)),
             LoadedHandle::Encoder(model) => AnyLease::Encoder(self.with(model)),
-            LoadedHandle::Speech(model) => AnyLease::Speech(self.with(model)),
+            LoadedHandle::Transcriber(model) => AnyLease::Transcriber(self.with(model)),
         }
     }
 
@@ -88,7 +88,7 @@ impl Lease<LoadedHandle> {
 pub(crate) enum AnyLease {
     Decoder(Lease),
     Encoder(Lease<Arc<ServedEncoder>>),
-    Speech(Lease<Arc<ServedSpeech>>),
+    Transcriber(Lease<Arc<ServedTranscriber>>),
 }
 
 impl AnyLease {
@@ -97,7 +97,7 @@ impl AnyLease {
         match self {
             Self::Decoder(lease) => ModelKind::Decoder.refusal(&lease.requested.name),
             Self::Encoder(lease) => ModelKind::Encoder.refusal(&lease.requested.name),
-            Self::Speech(lease) => ModelKind::Speech.refusal(&lease.requested.name),
+            Self::Transcriber(lease) => ModelKind::Transcriber.refusal(&lease.requested.name),
         }
     }
 }

@@ -34,7 +34,7 @@ use ferrum_engine::engine::EngineStats;
 use ferrum_types::AdapterId;
 use info::ModelInfo;
 use lease::Waiter;
-use residency::{Residency, Resident as _, State};
+use residency::{IdleExpiry, Residency, Resident as _, State};
 use served::{EngineMonitor, LoadedHandle, LoadedModel, OwnedEngine};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -514,10 +514,11 @@ impl Models {
             changes.mark_unchanged();
             let next = loop {
                 let mut residency = self.lock();
-                match residency.overdue(idle, Instant::now()) {
-                    Ok(_) if self.is_draining() => break None,
-                    Ok(index) => self.begin_unload(&mut residency, index),
-                    Err(next) => break next,
+                match residency.idle_expiry(idle, Instant::now()) {
+                    IdleExpiry::Expired(_) if self.is_draining() => break None,
+                    IdleExpiry::Expired(index) => self.begin_unload(&mut residency, index),
+                    IdleExpiry::In(wait) => break Some(wait),
+                    IdleExpiry::Never => break None,
                 }
             };
             match next {

@@ -69,6 +69,17 @@ pub(super) enum Action {
     Failed(String),
 }
 
+/// Which model has been idle for the idle timeout.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum IdleExpiry {
+    /// This one has.
+    Expired(usize),
+    /// None before this time is over.
+    In(Duration),
+    /// None is idle.
+    Never,
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Residency<T> {
@@ -232,17 +243,18 @@ impl<T: Resident> Residency<T> {
         std::mem::replace(&mut self.models[index].state, State::Unloaded)
     }
 
-    /// A model that has been idle for so long, or else the time until there may be one.
-    pub(super) fn overdue(&self, idle: Duration, now: Instant) -> Result<usize, Option<Duration>> {
+    /// The model that has been idle longest, if it has been for `timeout`.
+    pub(super) fn idle_expiry(&self, timeout: Duration, now: Instant) -> IdleExpiry {
         let resting = self.models.iter().enumerate().filter(|(_, model)| {
             model.holds == 0 && model.waiting == 0 && model.is_loaded_and_well()
         });
         let left =
-            |model: &ModelState<T>| idle.saturating_sub(now.duration_since(model.idle_since));
+            |model: &ModelState<T>| timeout.saturating_sub(now.duration_since(model.idle_since));
         let first = resting.min_by_key(|(_, model)| left(model));
         match first {
-            Some((index, model)) if left(model).is_zero() => Ok(index),
-            first => Err(first.map(|(_, model)| left(model))),
+            Some((index, model)) if left(model).is_zero() => IdleExpiry::Expired(index),
+            Some((_, model)) => IdleExpiry::In(left(model)),
+            None => IdleExpiry::Never,
         }
     }
 

@@ -11,7 +11,7 @@ use ferrum_engine::{
 };
 use std::sync::Arc;
 
-/// A text encoder that is loaded.
+/// A loaded text encoder.
 #[derive(Debug)]
 pub struct ServedEncoder {
     /// Runs it.
@@ -27,9 +27,9 @@ pub struct ServedEncoder {
     pub labels: usize,
 }
 
-/// A model that writes what is said, and is loaded.
+/// A loaded model that transcribes speech.
 #[derive(Debug)]
-pub struct ServedSpeech {
+pub struct ServedTranscriber {
     /// Runs it.
     pub engine: TaskHandle<Transcriber>,
     /// Codes of the languages that it knows; none for a model of one language.
@@ -43,8 +43,8 @@ pub enum LoadedModel {
     Decoder(Engine, Box<ServedModel>),
     /// Makes vectors and scores of texts.
     Encoder(TaskEngine<Encoder>, ServedEncoder),
-    /// Writes what is said.
-    Speech(TaskEngine<Transcriber>, ServedSpeech),
+    /// Transcribes speech.
+    Transcriber(TaskEngine<Transcriber>, ServedTranscriber),
 }
 
 impl LoadedModel {
@@ -68,20 +68,20 @@ impl LoadedModel {
                 let model = LoadedHandle::Encoder(Arc::new(model));
                 (OwnedEngine::Encoder(engine), model)
             }
-            Self::Speech(engine, model) => {
-                let model = LoadedHandle::Speech(Arc::new(model));
-                (OwnedEngine::Speech(engine), model)
+            Self::Transcriber(engine, model) => {
+                let model = LoadedHandle::Transcriber(Arc::new(model));
+                (OwnedEngine::Transcriber(engine), model)
             }
         }
     }
 }
 
-/// What ends with a model.
+/// The engines that are shut down when a model is unloaded.
 #[expect(dead_code, reason = "dropping it shuts it down")]
 pub(crate) enum OwnedEngine {
     Decoder(Engine, Option<TaskEngine<VisionTower>>),
     Encoder(TaskEngine<Encoder>),
-    Speech(TaskEngine<Transcriber>),
+    Transcriber(TaskEngine<Transcriber>),
 }
 
 /// A loaded model of any kind.
@@ -89,18 +89,18 @@ pub(crate) enum OwnedEngine {
 pub(crate) enum LoadedHandle {
     Decoder(Arc<Model>),
     Encoder(Arc<ServedEncoder>),
-    Speech(Arc<ServedSpeech>),
+    Transcriber(Arc<ServedTranscriber>),
 }
 
 impl LoadedHandle {
     pub(crate) fn decoder(&self) -> Option<&Arc<Model>> {
         match self {
             Self::Decoder(model) => Some(model),
-            Self::Encoder(_) | Self::Speech(_) => None,
+            Self::Encoder(_) | Self::Transcriber(_) => None,
         }
     }
 
-    /// How its engine does.
+    /// The monitor of its engine.
     pub(crate) fn monitor(&self) -> EngineMonitor {
         match self {
             Self::Decoder(model) => {
@@ -111,14 +111,14 @@ impl LoadedHandle {
                 let engine = model.engine.clone();
                 EngineMonitor::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
             }
-            Self::Speech(model) => {
+            Self::Transcriber(model) => {
                 let engine = model.engine.clone();
                 EngineMonitor::Tasks(engine.monitor().clone(), Arc::new(move || engine.drain()))
             }
         }
     }
 
-    /// What is known of it from now on.
+    /// Sizes and defaults, known once it is loaded.
     pub(crate) fn info(&self) -> ModelInfo {
         match self {
             Self::Decoder(model) => model.info(),
@@ -128,8 +128,8 @@ impl LoadedHandle {
                 kv_tokens: None,
                 defaults: None,
             },
-            Self::Speech(_) => ModelInfo {
-                kind: ModelKind::Speech,
+            Self::Transcriber(_) => ModelInfo {
+                kind: ModelKind::Transcriber,
                 context: None,
                 kv_tokens: None,
                 defaults: None,
@@ -138,12 +138,12 @@ impl LoadedHandle {
     }
 }
 
-/// A handle of an engine of any kind, for those who look after it.
+/// Health, failure and statistics of an engine of any kind.
 #[derive(Clone)]
 pub(crate) enum EngineMonitor {
-    /// With that of what sees for it.
+    /// The engine, and the monitor of its vision encoder.
     Steps(EngineHandle, Option<TaskMonitor>),
-    /// With what drains it.
+    /// The monitor, and the function that drains the engine.
     Tasks(TaskMonitor, Arc<dyn Fn() + Send + Sync>),
 }
 

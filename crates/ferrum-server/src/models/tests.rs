@@ -1,4 +1,4 @@
-use super::residency::{Action, LoadWaiter, Residency, Resident};
+use super::residency::{Action, IdleExpiry, LoadWaiter, Residency, Resident};
 use super::*;
 use crate::config::ServerConfig;
 use crate::models::model::ServedModel;
@@ -127,8 +127,8 @@ fn a_load_is_shared_and_its_failure_told_to_those_who_waited() {
     assert_eq!(world.residency.waiting(0), 0);
     world.release(0);
     assert_eq!(
-        world.residency.overdue(MIN_RESIDENCY, world.now),
-        Err(Some(MIN_RESIDENCY))
+        world.residency.idle_expiry(MIN_RESIDENCY, world.now),
+        IdleExpiry::In(MIN_RESIDENCY)
     );
 }
 
@@ -143,11 +143,14 @@ fn who_goes_while_it_is_loaded_holds_nothing() {
     world.pass(5);
     let left = MIN_RESIDENCY - Duration::from_secs(5);
     assert_eq!(
-        world.residency.overdue(MIN_RESIDENCY, world.now),
-        Err(Some(left))
+        world.residency.idle_expiry(MIN_RESIDENCY, world.now),
+        IdleExpiry::In(left)
     );
     world.pass(5);
-    assert_eq!(world.residency.overdue(MIN_RESIDENCY, world.now), Ok(0));
+    assert_eq!(
+        world.residency.idle_expiry(MIN_RESIDENCY, world.now),
+        IdleExpiry::Expired(0)
+    );
 }
 
 #[test]
@@ -240,7 +243,10 @@ fn what_broke_takes_no_place_and_stays() {
     world.release(0);
     world.load(1);
     world.pass(100);
-    assert_eq!(world.residency.overdue(MIN_RESIDENCY, world.now), Err(None));
+    assert_eq!(
+        world.residency.idle_expiry(MIN_RESIDENCY, world.now),
+        IdleExpiry::Never
+    );
     assert_eq!(world.enqueue(0).1, Action::Take);
 }
 

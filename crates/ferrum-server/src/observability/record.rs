@@ -15,7 +15,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is said of a request whose client was gone before there was a status, as nginx has it.
+/// The logged status of a request whose client disconnected before the response, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Most characters of a text that a client chose.

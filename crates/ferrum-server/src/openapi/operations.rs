@@ -12,7 +12,7 @@ use crate::response::{
     ChatCompletionChunk, DeletedResponse, Detokenized, EmbeddingList, ErrorBody, HealthReport,
     InputTokens, LlamaCppAnswer, LlamaCppChunk, ModelCard, ModelList, PoolingList, Props,
     Readiness, RerankList, Response, ResponseEvent, ResponseItemList, ResponseTokens, ScoreList,
-    Slot, SpeechText, Templated, TextCompletion, Tokenized, VerboseSpeech, Version,
+    Slot, Templated, TextCompletion, Tokenized, Transcription, VerboseTranscription, Version,
 };
 use serde_json::{Value, json};
 
@@ -161,7 +161,7 @@ fn openai(schemas: &mut Components) -> Vec<Operation> {
     let chat_events = any_of!(schemas; ChatCompletionChunk<'_>, ErrorBody<'_>);
     let embeddings = all_of!(schemas; Standing, Embeddings);
     let embeddings = (embeddings, schemas.of::<EmbeddingList<'_>>());
-    let speech = any_of!(schemas; SpeechText, VerboseSpeech);
+    let speech = any_of!(schemas; Transcription, VerboseTranscription);
     vec![
         stream(
             text_events,

@@ -4,14 +4,14 @@
 //!   `json`, then `<｜tool▁call▁end｜>`;
 //! - V3.1: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`.
 //!
-//! Both are read, whichever the template speaks of; the first mark may be missing. Arguments are given as they
+//! Both are read, whichever the template speaks of; the first marker may be missing. Arguments are given as they
 //! come.
 
 use super::OutputFormat;
 use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
-use super::section::{Header, Section, SectionReader};
+use super::section::{Header, SectionMarkers, SectionReader};
 
 const CALLS: &str = "<｜tool▁calls▁begin｜>";
 const CALLS_END: &str = "<｜tool▁calls▁end｜>";
@@ -25,7 +25,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "deepseek-v3",
     template: &[&[CALLS, "```json"]],
     openers: &[CALLS, CALL],
-    marks: &[CALLS, CALLS_END, CALL, CALL_END, SEPARATOR],
+    markers: &[CALLS, CALLS_END, CALL, CALL_END, SEPARATOR],
     bare: None,
     reader,
     rules: fenced_rules,
@@ -39,14 +39,14 @@ pub(super) const DEFINITION_V31: FormatDefinition = FormatDefinition {
 };
 
 fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
-    let marks = Section {
+    let markers = SectionMarkers {
         call: CALL,
         fence: Some(FENCE),
         call_end: CALL_END,
         end: CALLS_END,
         header,
     };
-    Box::new(SectionReader::new(marks, opener == CALL))
+    Box::new(SectionReader::new(markers, opener == CALL))
 }
 
 fn header(text: &str) -> Header {
@@ -70,10 +70,10 @@ fn header(text: &str) -> Header {
     };
     let (function, rest) = rest.split_at(length);
     let mut rest = rest.trim_start();
-    for (mark, needed) in [(FENCE, true), (LANGUAGE, false)] {
-        match rest.strip_prefix(mark) {
+    for (marker, needed) in [(FENCE, true), (LANGUAGE, false)] {
+        match rest.strip_prefix(marker) {
             Some(after) => rest = after,
-            None if mark.starts_with(rest) => return Header::Begun,
+            None if marker.starts_with(rest) => return Header::Begun,
             None if needed => return Header::NoCall,
             None => {}
         }
@@ -107,11 +107,11 @@ fn section(
     between: &str,
 ) -> Rules {
     let [calls, calls_end, call, call_end, separator] = [
-        grammar.mark(CALLS),
-        grammar.mark(CALLS_END),
-        grammar.mark(CALL),
-        grammar.mark(CALL_END),
-        grammar.mark(SEPARATOR),
+        grammar.marker(CALLS),
+        grammar.marker(CALLS_END),
+        grammar.marker(CALL),
+        grammar.marker(CALL_END),
+        grammar.marker(SEPARATOR),
     ];
     let one = grammar.one(|grammar, i, name| {
         let arguments = grammar.arguments(i);

@@ -13,14 +13,14 @@ pub(super) struct FormatDefinition {
     pub(super) name: &'static str,
     /// Texts of chat templates that speak of it: all of one list.
     pub(super) template: &'static [&'static [&'static str]],
-    /// The marks that begin calls; a grammar has the first.
+    /// The markers that begin calls; a grammar has the first.
     pub(super) openers: &'static [&'static str],
-    /// All marks, each of which may be a special token.
-    pub(super) marks: &'static [&'static str],
-    /// What calls begin with without a mark, at the beginning of an answer.
+    /// All markers, each of which may be a special token.
+    pub(super) markers: &'static [&'static str],
+    /// What calls begin with without a marker, at the beginning of an answer.
     pub(super) bare: Option<char>,
     /// A reader of what follows the given opener, or of the answer from its beginning (with calls that have no
-    /// mark, and with messages in channels).
+    /// marker, and with messages in channels).
     pub(super) reader: fn(&OutputFormat, &'static str) -> Box<dyn CallReader>,
     /// The rules of its calls in a grammar.
     pub(super) rules: fn(&mut CallGrammar<'_>) -> Rules,

@@ -85,7 +85,7 @@ impl Deltas {
     /// Arguments at the front of what is held.
     pub(super) fn take_arguments(&mut self, held: &mut PendingText) -> Option<Ended> {
         let (used, ended) = self.arguments(held.text());
-        held.settle(used);
+        held.commit(used);
         ended
     }
 

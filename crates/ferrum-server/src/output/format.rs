@@ -2,7 +2,7 @@
 
 use super::definition::FormatDefinition;
 use super::function::Function;
-use super::grammar::{CallGrammar, Marks, mark_regex};
+use super::grammar::{CallGrammar, Markers, marker_regex};
 use super::{
     deepseek, glm, granite, harmony, hermes, kimi, llama, mistral, mistral_args, phi, pythonic,
     qwen_coder,
@@ -22,27 +22,27 @@ pub enum CallFormat {
     Llama,
     /// Of Llama 3.2 and Llama 4: a list of calls in Python.
     Pythonic,
-    /// Of Mistral's models: an array of objects after a mark.
+    /// Of Mistral's models: an array of objects after a marker.
     Mistral,
-    /// Of Mistral's newer models: after a mark the name, after another the arguments.
+    /// Of Mistral's newer models: after a marker the name, after another the arguments.
     MistralArgs,
-    /// Of DeepSeek V3 and R1: names and fenced JSON between marks.
+    /// Of DeepSeek V3 and R1: names and fenced JSON between markers.
     DeepseekV3,
-    /// Of DeepSeek V3.1: names and JSON between marks.
+    /// Of DeepSeek V3.1: names and JSON between markers.
     DeepseekV31,
     /// Of gpt-oss: messages in channels, some of them calls.
     Harmony,
     /// Of GLM 4.5: a name, and tags for each argument.
     Glm,
-    /// Of Kimi K2: numbered names and JSON between marks.
+    /// Of Kimi K2: numbered names and JSON between markers.
     Kimi,
-    /// Of Granite 3: an array of objects after a mark.
+    /// Of Granite 3: an array of objects after a marker.
     Granite,
-    /// Of Phi-4-mini: an array of objects between marks.
+    /// Of Phi-4-mini: an array of objects between markers.
     Phi,
 }
 
-/// Every format. A template has the first of which it speaks: marks of one may be a part of another's.
+/// Every format. A template has the first of which it speaks: markers of one may be a part of another's.
 const FORMATS: [(CallFormat, FormatDefinition); 13] = [
     (CallFormat::Harmony, harmony::DEFINITION),
     (CallFormat::Kimi, kimi::DEFINITION),
@@ -98,8 +98,8 @@ impl CallFormat {
     }
 
     /// Everything that some vocabularies write as a special token.
-    pub(crate) fn marks(self) -> &'static [&'static str] {
-        self.definition().marks
+    pub(crate) fn markers(self) -> &'static [&'static str] {
+        self.definition().markers
     }
 
     /// Whether an answer is messages in channels, reasoning and content included.
@@ -121,14 +121,14 @@ impl CallFormat {
     pub(crate) fn calls(
         self,
         functions: &[Function],
-        marks: &Marks<'_>,
+        markers: &Markers<'_>,
         parallel: bool,
         must_call: bool,
         free: bool,
     ) -> (String, Vec<(String, Grammar)>) {
         let mut grammar = CallGrammar {
             functions,
-            marks,
+            markers,
             parallel,
             must_call,
             parts: Vec::new(),
@@ -136,25 +136,25 @@ impl CallFormat {
         let rules = (self.definition().rules)(&mut grammar);
         let mut text = rules.calls;
         if free {
-            text += &rules.free.unwrap_or_else(|| self.free(marks));
+            text += &rules.free.unwrap_or_else(|| self.free(markers));
         }
         (text, grammar.parts)
     }
 
-    fn free(self, marks: &Marks<'_>) -> String {
+    fn free(self, markers: &Markers<'_>) -> String {
         let definition = self.definition();
         if let Some(bare) = definition.bare {
             // Text that begins like a call has to be one.
             return format!("free: calls | FREE\nFREE: /(\\s*[^\\{bare}\\s](?s:.*))?/\n");
         }
         let open = definition.openers.first().copied().unwrap_or_default();
-        match marks.token(open) {
+        match markers.token(open) {
             Some(token) => {
                 let token = lark_token(token);
                 format!("free: (FREE {token} call)* FREE\nFREE: /(?s:.*)/\n")
             }
             None => {
-                let open = mark_regex(open);
+                let open = marker_regex(open);
                 format!(
                     "free: (opened call)* FREE\nopened[lazy]: /(?s:.*){open}/\nFREE: /(?s:.*)/\n"
                 )
@@ -164,10 +164,10 @@ impl CallFormat {
 
     /// What may come before an answer of a form in another channel, and what stands before the answer itself,
     /// with their rules.
-    pub(crate) fn channels(self, marks: &Marks<'_>) -> Option<(String, String, String)> {
+    pub(crate) fn channels(self, markers: &Markers<'_>) -> Option<(String, String, String)> {
         self.has_channels().then(|| {
-            let (thought, rules) = harmony::thought(marks);
-            (thought, harmony::final_mark(marks), rules)
+            let (thought, rules) = harmony::thought(markers);
+            (thought, harmony::final_mark(markers), rules)
         })
     }
 

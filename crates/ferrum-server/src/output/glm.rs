@@ -27,7 +27,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "glm4",
     template: &[&[KEY]],
     openers: &[CALL],
-    marks: &[CALL, CALL_END, KEY, KEY_END, VALUE, VALUE_END],
+    markers: &[CALL, CALL_END, KEY, KEY_END, VALUE, VALUE_END],
     bare: None,
     reader,
     rules,
@@ -48,7 +48,7 @@ enum State {
     /// Where an argument begins or the call ends.
     Between,
     Key,
-    /// After a key, where the value's mark is.
+    /// After a key, where the value's marker is.
     Begin(String),
     Value(ValueReader),
 }
@@ -74,16 +74,16 @@ impl Reader {
         };
         let (name, rest) = text.split_at(length);
         let rest = rest.trim_start();
-        let marks = [KEY, CALL_END];
-        if name.is_empty() || !marks.iter().any(|mark| rest.starts_with(mark)) {
-            let begun = marks.iter().any(|mark| mark.starts_with(rest));
+        let markers = [KEY, CALL_END];
+        if name.is_empty() || !markers.iter().any(|marker| rest.starts_with(marker)) {
+            let begun = markers.iter().any(|marker| marker.starts_with(rest));
             return match begun && !name.is_empty() && text.len() <= MAX_NAME_BYTES {
                 true => Step::Wait,
                 false => Step::NotACall,
             };
         }
         let name = name.to_owned();
-        held.settle(held.text().len() - rest.len());
+        held.commit(held.text().len() - rest.len());
         self.function = self.functions.iter().position(|f| f.name == name);
         deltas.begin_call(name);
         self.state = State::Between;
@@ -96,16 +96,20 @@ impl Reader {
         }
         let text = held.text();
         if text.starts_with(KEY) {
-            held.take(KEY.len());
+            held.consume(KEY.len());
             self.state = State::Key;
             return Step::Again;
         }
-        if !end && [KEY, CALL_END].iter().any(|mark| mark.starts_with(text)) {
+        if !end
+            && [KEY, CALL_END]
+                .iter()
+                .any(|marker| marker.starts_with(text))
+        {
             return Step::Wait;
         }
         deltas.end_call();
-        // At the end, a mark that was cut.
-        held.skip_mark(CALL_END, end);
+        // At the end, a marker that was cut.
+        held.skip_marker(CALL_END, end);
         Step::Over
     }
 
@@ -125,7 +129,7 @@ impl CallReader for Reader {
             State::Key => match held.text().find(KEY_END) {
                 Some(at) if at <= MAX_NAME_BYTES => {
                     let key = held.text()[..at].trim().to_owned();
-                    held.take(at + KEY_END.len());
+                    held.consume(at + KEY_END.len());
                     self.state = State::Begin(key);
                 }
                 None if held.text().len() <= MAX_NAME_BYTES + KEY_END.len() => return Step::Wait,
@@ -134,14 +138,14 @@ impl CallReader for Reader {
                     return Step::NotACall;
                 }
             },
-            State::Begin(key) => match held.skip_mark(VALUE, end) {
+            State::Begin(key) => match held.skip_marker(VALUE, end) {
                 None => return Step::Wait,
                 Some(false) => {
                     deltas.end_call();
                     return Step::NotACall;
                 }
                 Some(true) => {
-                    held.settle(0);
+                    held.commit(0);
                     let key = std::mem::take(key);
                     values::begin_member(deltas, std::mem::take(&mut self.first), &key);
                     let follow = &[KEY, CALL_END];
@@ -162,12 +166,12 @@ impl CallReader for Reader {
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
     let [open, close, key, key_end, value, value_end] = [
-        grammar.mark(CALL),
-        grammar.mark(CALL_END),
-        grammar.mark(KEY),
-        grammar.mark(KEY_END),
-        grammar.mark(VALUE),
-        grammar.mark(VALUE_END),
+        grammar.marker(CALL),
+        grammar.marker(CALL_END),
+        grammar.marker(KEY),
+        grammar.marker(KEY_END),
+        grammar.marker(VALUE),
+        grammar.marker(VALUE_END),
     ];
     let mut text = grammar.until("text", "", VALUE_END);
     let one = grammar.one(|grammar, i, name| {

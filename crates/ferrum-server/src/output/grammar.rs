@@ -11,7 +11,7 @@ use serde_json::Value;
 /// The rules of a format's calls.
 pub(super) struct Rules {
     /// `calls`: one call of the functions, or several where the model writes several; and `call`: what follows
-    /// the mark that begins it.
+    /// the marker that begins it.
     pub(super) calls: String,
     /// `free`: text in which calls are calls of the functions, where it is not text with calls in between.
     pub(super) free: Option<String>,
@@ -26,7 +26,7 @@ impl From<String> for Rules {
 /// A grammar in the making.
 pub(super) struct CallGrammar<'a> {
     pub(super) functions: &'a [Function],
-    pub(super) marks: &'a Marks<'a>,
+    pub(super) markers: &'a Markers<'a>,
     pub(super) parallel: bool,
     pub(super) must_call: bool,
     /// Grammars that the rules name.
@@ -58,12 +58,12 @@ struct Parameter {
 }
 
 impl CallGrammar<'_> {
-    pub(super) fn mark(&self, mark: &str) -> String {
-        self.marks.lark(mark)
+    pub(super) fn marker(&self, marker: &str) -> String {
+        self.markers.lark(marker)
     }
 
-    pub(super) fn until(&self, rule: &str, before: &str, mark: &str) -> String {
-        self.marks.until(rule, before, mark)
+    pub(super) fn until(&self, rule: &str, before: &str, marker: &str) -> String {
+        self.markers.until(rule, before, marker)
     }
 
     /// One of the functions, each written as `body` says.
@@ -225,42 +225,42 @@ fn choices(schema: &Value) -> Option<Vec<String>> {
     values.iter().map(text).collect()
 }
 
-/// The vocabulary, as far as marks are concerned.
-pub(crate) struct Marks<'t>(pub(crate) &'t Tokenizer);
+/// The vocabulary, as far as markers are concerned.
+pub(crate) struct Markers<'t>(pub(crate) &'t Tokenizer);
 
-impl Marks<'_> {
-    /// The special token that is this mark, if there is one.
-    pub(crate) fn token(&self, mark: &str) -> Option<TokenId> {
+impl Markers<'_> {
+    /// The special token that is this marker, if there is one.
+    pub(crate) fn token(&self, marker: &str) -> Option<TokenId> {
         self.0
-            .token_id(mark)
+            .token_id(marker)
             .filter(|&token| self.0.is_special(token))
     }
 
-    /// The mark in Lark.
-    pub(crate) fn lark(&self, mark: &str) -> String {
-        self.token(mark)
-            .map_or_else(|| lark_string(mark), lark_token)
+    /// The marker in Lark.
+    pub(crate) fn lark(&self, marker: &str) -> String {
+        self.token(marker)
+            .map_or_else(|| lark_string(marker), lark_token)
     }
 
-    /// A rule for any text up to and with the first of a mark, which `before` (a regular expression) precedes.
-    pub(crate) fn until(&self, rule: &str, before: &str, mark: &str) -> String {
-        match self.token(mark) {
+    /// A rule for any text up to and with the first of a marker, which `before` (a regular expression) precedes.
+    pub(crate) fn until(&self, rule: &str, before: &str, marker: &str) -> String {
+        match self.token(marker) {
             Some(token) => {
                 let terminal = rule.to_uppercase();
                 let token = lark_token(token);
                 format!("{rule}: {terminal} {token}\n{terminal}: /(?s:.*){before}/\n")
             }
-            None => format!("{rule}[lazy]: /(?s:.*){before}{}/\n", mark_regex(mark)),
+            None => format!("{rule}[lazy]: /(?s:.*){before}{}/\n", marker_regex(marker)),
         }
     }
 }
 
-/// A mark in a regular expression between slashes.
-pub(crate) fn mark_regex(mark: &str) -> String {
+/// A marker in a regular expression between slashes.
+pub(crate) fn marker_regex(marker: &str) -> String {
     let special = |c: char| c.is_ascii() && !c.is_ascii_alphanumeric() && !"<>_".contains(c);
     let escape = |c: char| match special(c) {
         true => format!("\\{c}"),
         false => c.to_string(),
     };
-    mark.chars().map(escape).collect()
+    marker.chars().map(escape).collect()
 }

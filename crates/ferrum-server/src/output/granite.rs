@@ -1,4 +1,4 @@
-//! Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`; some of its models write the mark as
+//! Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`; some of its models write the marker as
 //! `<tool_call>`. (Granite 4 writes as Hermes.) Arguments are given as they come where the name stands first.
 
 use super::OutputFormat;
@@ -14,7 +14,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "granite",
     template: &[&[CALLS]],
     openers: &[CALLS, CALLS_TEXT],
-    marks: &[CALLS, CALLS_TEXT, CALLS_TEXT_END],
+    markers: &[CALLS, CALLS_TEXT, CALLS_TEXT_END],
     bare: None,
     reader,
     rules,
@@ -26,7 +26,7 @@ fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
 }
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let open = grammar.mark(CALLS);
+    let open = grammar.marker(CALLS);
     let body = grammar.objects("arguments");
     let more = grammar.more("\", \" item");
     format!("calls: {open} call\ncall: \" \"? \"[\" item{more} \"]\"\nitem: {body} \"}}\"\n").into()

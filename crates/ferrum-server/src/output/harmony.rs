@@ -9,7 +9,7 @@
 
 use super::definition::FormatDefinition;
 use super::deltas::Deltas;
-use super::grammar::{CallGrammar, Marks, Rules, lark_string};
+use super::grammar::{CallGrammar, Markers, Rules, lark_string};
 use super::pending_text::{PendingText, PrefixMatch, begins};
 use super::reader::{CallReader, Step};
 use super::{OutputFormat, json};
@@ -35,7 +35,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "harmony",
     template: &[&[CHANNEL, MESSAGE]],
     openers: &[],
-    marks: &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN],
+    markers: &[START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN],
     bare: None,
     reader,
     rules,
@@ -82,16 +82,18 @@ impl Reader {
             return Step::Wait;
         }
         let text = held.text();
-        if let Some(mark) = [END, CALL, RETURN]
+        if let Some(marker) = [END, CALL, RETURN]
             .iter()
-            .find(|mark| text.starts_with(**mark))
+            .find(|marker| text.starts_with(**marker))
         {
-            held.settle(mark.len());
+            held.commit(marker.len());
             return Step::Again;
         }
         let heads = [START, CHANNEL, MESSAGE, CONSTRAIN, RECIPIENT];
-        let known: Vec<_> = heads.iter().map(|mark| begins(text, mark)).collect();
-        let ends = [END, CALL, RETURN].iter().map(|mark| begins(text, mark));
+        let known: Vec<_> = heads.iter().map(|marker| begins(text, marker)).collect();
+        let ends = [END, CALL, RETURN]
+            .iter()
+            .map(|marker| begins(text, marker));
         let maybe = known
             .iter()
             .copied()
@@ -102,11 +104,11 @@ impl Reader {
         } else if maybe && !end {
             return Step::Wait;
         } else if maybe && text.len() > 2 {
-            // A mark that was cut.
-            held.settle(held.text().len());
+            // A marker that was cut.
+            held.commit(held.text().len());
         } else {
             // Space before a plain text is part of it.
-            deltas.content(&held.give_back());
+            deltas.content(&held.rollback());
             self.state = State::Body(Body::Content);
         }
         Step::Again
@@ -125,7 +127,7 @@ impl Reader {
             if !is_cut_header(text) {
                 return self.plain(held, deltas);
             }
-            held.settle(held.text().len());
+            held.commit(held.text().len());
             self.state = State::Between;
             return Step::Again;
         };
@@ -134,8 +136,8 @@ impl Reader {
             return self.plain(held, deltas);
         }
         let is_part = |c: char| !c.is_whitespace() && c != '<';
-        let word = |mark: &str| {
-            let (_, rest) = header.split_once(mark)?;
+        let word = |marker: &str| {
+            let (_, rest) = header.split_once(marker)?;
             let rest = rest.trim_start();
             Some(&rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())])
         };
@@ -149,39 +151,41 @@ impl Reader {
         };
         let bytes = at + MESSAGE.len();
         match self.state {
-            State::Call(_) => held.take(bytes),
+            State::Call(_) => held.consume(bytes),
             _ => {
-                held.settle(bytes);
+                held.commit(bytes);
                 deltas.trim(true);
             }
         }
         Step::Again
     }
 
-    /// What began like a header is none: its first mark is text, and so is what follows.
+    /// What began like a header is none: its first marker is text, and so is what follows.
     fn plain(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
-        let marks = [START, CHANNEL, MESSAGE, CONSTRAIN, RECIPIENT];
-        let mark = marks.iter().find(|mark| held.text().starts_with(**mark));
-        held.take(mark.map_or(0, |mark| mark.len()));
-        deltas.content(&held.give_back());
+        let markers = [START, CHANNEL, MESSAGE, CONSTRAIN, RECIPIENT];
+        let marker = markers
+            .iter()
+            .find(|marker| held.text().starts_with(**marker));
+        held.consume(marker.map_or(0, |marker| marker.len()));
+        deltas.content(&held.rollback());
         self.state = State::Body(Body::Content);
         Step::Again
     }
 
     fn body(&mut self, body: Body, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
-        let (text, mark) = held.until(&ENDS, end);
+        let (text, marker) = held.until(&ENDS, end);
         match body {
             Body::Reasoning => deltas.reasoning(&text),
             Body::Content => deltas.content(&text),
         }
-        match mark {
+        match marker {
             None => Step::Wait,
-            Some(mark) => {
-                if [START, CHANNEL].contains(&mark) {
+            Some(marker) => {
+                if [START, CHANNEL].contains(&marker) {
                     // It belongs to the next header.
-                    held.put_back(mark);
+                    held.put_back(marker);
                 }
-                held.settle(0);
+                held.commit(0);
                 self.state = State::Between;
                 Step::Again
             }
@@ -196,22 +200,22 @@ impl Reader {
             return Step::Wait;
         }
         let text = held.text();
-        let marks = ENDS.iter().map(|mark| begins(text, mark));
-        let marks: Vec<_> = marks.collect();
+        let markers = ENDS.iter().map(|marker| begins(text, marker));
+        let markers: Vec<_> = markers.collect();
         if text.starts_with('{') {
-            held.settle(0);
+            held.commit(0);
             deltas.begin_call(std::mem::take(name));
             self.state = State::Arguments;
-        } else if text.is_empty() || marks.contains(&PrefixMatch::Yes) {
-            held.settle(0);
+        } else if text.is_empty() || markers.contains(&PrefixMatch::Yes) {
+            held.commit(0);
             deltas.begin_call(std::mem::take(name));
             deltas.arguments(json::NO_ARGUMENTS);
             self.state = State::Between;
-        } else if marks.contains(&PrefixMatch::Maybe) && !end {
+        } else if markers.contains(&PrefixMatch::Maybe) && !end {
             return Step::Wait;
         } else {
             deltas.trim(false);
-            deltas.content(&held.give_back());
+            deltas.content(&held.rollback());
             self.state = State::Body(Body::Content);
         }
         Step::Again
@@ -236,7 +240,7 @@ impl CallReader for Reader {
     }
 }
 
-/// The words of a header, where marks are words too.
+/// The words of a header, where markers are words too.
 fn words(header: &str) -> impl Iterator<Item = String> {
     let apart = header.replace("<|", " <|").replace("|>", "|> ");
     let words: Vec<_> = apart.split_whitespace().map(str::to_owned).collect();
@@ -256,7 +260,7 @@ const WORDS: [&str; 9] = [
     "code",
 ];
 
-/// Whether a text before a message's mark says what headers say; else it is none.
+/// Whether a text before a message's marker says what headers say; else it is none.
 fn is_header(text: &str) -> bool {
     let mut last = String::new();
     words(text).all(|word| {
@@ -281,11 +285,11 @@ fn is_cut_header(text: &str) -> bool {
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
     let [start, channel, message, constrain, call_end] = [
-        grammar.mark(START),
-        grammar.mark(CHANNEL),
-        grammar.mark(MESSAGE),
-        grammar.mark(CONSTRAIN),
-        grammar.mark(CALL),
+        grammar.marker(START),
+        grammar.marker(CHANNEL),
+        grammar.marker(MESSAGE),
+        grammar.marker(CONSTRAIN),
+        grammar.marker(CALL),
     ];
     let one = grammar.one(|grammar, i, name| {
         let name = lark_string(&format!("commentary {RECIPIENT}{NAMESPACE}{name} "));
@@ -293,14 +297,14 @@ fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
         format!("{channel} {name} {constrain} \"json\" {message} {arguments}")
     });
     let more = grammar.more(&format!("{call_end} {start} \"{ROLE}\" call"));
-    let said = said(grammar.marks, "said", "/analysis|commentary|final/");
-    let open = match grammar.marks.token(END) {
+    let said = said(grammar.markers, "said", "/analysis|commentary|final/");
+    let open = match grammar.markers.token(END) {
         Some(_) => "(?s:.*)",
-        // Where marks are text, what they begin with is none.
+        // Where markers are text, what they begin with is none.
         None => "([^<]|<[^|])*<?",
     };
     Rules {
-        // The mark behind a call ends most answers.
+        // The marker behind a call ends most answers.
         calls: format!("calls: call{more} {call_end}?\ncall: {one}\n"),
         free: Some(format!(
             "free: (said {start} \"{ROLE}\")* (calls | open)\n\
@@ -310,22 +314,26 @@ fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
 }
 
 /// The rule of a message that ends.
-fn said(marks: &Marks<'_>, rule: &str, channel: &str) -> String {
-    let text = marks.until(&format!("{rule}_text"), "", END);
+fn said(markers: &Markers<'_>, rule: &str, channel: &str) -> String {
+    let text = markers.until(&format!("{rule}_text"), "", END);
     format!(
         "{text}{rule}: {} {channel} {} {rule}_text\n",
-        marks.lark(CHANNEL),
-        marks.lark(MESSAGE)
+        markers.lark(CHANNEL),
+        markers.lark(MESSAGE)
     )
 }
 
 /// What may come before an answer of a form, and its rules.
-pub(super) fn thought(marks: &Marks<'_>) -> (String, String) {
-    let before = format!("(thinking {} \"{ROLE}\")? ", marks.lark(START));
-    (before, said(marks, "thinking", "\"analysis\""))
+pub(super) fn thought(markers: &Markers<'_>) -> (String, String) {
+    let before = format!("(thinking {} \"{ROLE}\")? ", markers.lark(START));
+    (before, said(markers, "thinking", "\"analysis\""))
 }
 
 /// What stands before an answer of a form.
-pub(super) fn final_mark(marks: &Marks<'_>) -> String {
-    format!("{} \"final\" {} ", marks.lark(CHANNEL), marks.lark(MESSAGE))
+pub(super) fn final_mark(markers: &Markers<'_>) -> String {
+    format!(
+        "{} \"final\" {} ",
+        markers.lark(CHANNEL),
+        markers.lark(MESSAGE)
+    )
 }

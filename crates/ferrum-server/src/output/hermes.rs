@@ -13,7 +13,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "hermes",
     template: &[&[CALL]],
     openers: &[CALL],
-    marks: &[CALL, CALL_END],
+    markers: &[CALL, CALL_END],
     bare: None,
     reader,
     rules,
@@ -24,7 +24,7 @@ fn reader(_: &OutputFormat, _: &'static str) -> Box<dyn CallReader> {
 }
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let (open, close) = (grammar.mark(CALL), grammar.mark(CALL_END));
+    let (open, close) = (grammar.marker(CALL), grammar.marker(CALL_END));
     let body = grammar.objects("arguments");
     let more = grammar.more(&format!("\"\\n\"? {open} call"));
     format!("calls: {open} call{more}\ncall: \"\\n\"? {body} \"}}\" \"\\n\"? {close}\n").into()

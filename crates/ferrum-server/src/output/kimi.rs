@@ -1,5 +1,5 @@
 //! Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` for each call,
-//! between `<|tool_calls_section_begin|>` and `<|tool_calls_section_end|>`; the first mark may be missing. The
+//! between `<|tool_calls_section_begin|>` and `<|tool_calls_section_end|>`; the first marker may be missing. The
 //! number counts calls. Arguments are given as they come.
 //!
 //! Its templates know a call of the conversation by its id alone, so [`name_calls`] makes such ids of whatever
@@ -9,7 +9,7 @@ use super::OutputFormat;
 use super::definition::FormatDefinition;
 use super::grammar::{CallGrammar, Rules, lark_string};
 use super::reader::CallReader;
-use super::section::{Header, Section, SectionReader};
+use super::section::{Header, SectionMarkers, SectionReader};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -24,21 +24,21 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "kimi-k2",
     template: &[&[CALLS]],
     openers: &[CALLS, CALL],
-    marks: &[CALLS, CALLS_END, CALL, CALL_END, ARGUMENTS],
+    markers: &[CALLS, CALLS_END, CALL, CALL_END, ARGUMENTS],
     bare: None,
     reader,
     rules,
 };
 
 fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
-    let marks = Section {
+    let markers = SectionMarkers {
         call: CALL,
         fence: None,
         call_end: CALL_END,
         end: CALLS_END,
         header,
     };
-    Box::new(SectionReader::new(marks, opener == CALL))
+    Box::new(SectionReader::new(markers, opener == CALL))
 }
 
 fn header(text: &str) -> Header {
@@ -61,11 +61,11 @@ fn header(text: &str) -> Header {
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
     let [calls, calls_end, call, call_end, arguments] = [
-        grammar.mark(CALLS),
-        grammar.mark(CALLS_END),
-        grammar.mark(CALL),
-        grammar.mark(CALL_END),
-        grammar.mark(ARGUMENTS),
+        grammar.marker(CALLS),
+        grammar.marker(CALLS_END),
+        grammar.marker(CALL),
+        grammar.marker(CALL_END),
+        grammar.marker(ARGUMENTS),
     ];
     let one = grammar.one(|grammar, i, name| {
         let (name, value) = (

@@ -14,7 +14,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "llama3",
     template: &[&[CALL], &["{\"name\": \"", "\"parameters\": "]],
     openers: &[CALL],
-    marks: &[CALL],
+    markers: &[CALL],
     bare: Some('{'),
     reader,
     rules,
@@ -29,7 +29,7 @@ fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
 
 #[derive(Debug)]
 enum Reader {
-    /// After the mark: a call, or code for an interpreter that is not there.
+    /// After the marker: a call, or code for an interpreter that is not there.
     Open,
     Object(ObjectCall),
     Between,
@@ -56,7 +56,7 @@ impl CallReader for Reader {
             Reader::Between => {
                 let between = |c: char| c.is_ascii_whitespace() || matches!(c, ';' | ',');
                 let text = held.text();
-                held.settle(text.len() - text.trim_start_matches(between).len());
+                held.commit(text.len() - text.trim_start_matches(between).len());
                 if held.text().starts_with('{') {
                     *self = Reader::Object(ObjectCall::new(true));
                     return Step::Again;
@@ -74,7 +74,7 @@ impl CallReader for Reader {
 
 /// Its templates have no place for a second call.
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let open = grammar.mark(CALL);
+    let open = grammar.marker(CALL);
     let body = grammar.objects("parameters");
     format!("calls: {open}? call\ncall: {body} \"}}\"\n").into()
 }

@@ -1,4 +1,4 @@
-//! Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`. Models with this mark are read in both of their
+//! Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`. Models with this marker are read in both of their
 //! forms, whichever the template speaks of ([`mistral_args`](super::mistral_args) is the other). Arguments are
 //! given as they come where the name stands first.
 
@@ -13,14 +13,14 @@ pub(super) const CALL: &str = "[TOOL_CALLS]";
 pub(super) const ARGS: &str = "[ARGS]";
 const CALL_ID: &str = "[CALL_ID]";
 
-/// Most bytes of names and marks before arguments.
+/// Most bytes of names and markers before arguments.
 const MAX_HEADER_BYTES: usize = 512;
 
 pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "mistral",
     template: &[&[CALL]],
     openers: &[CALL],
-    marks: &[CALL, ARGS, CALL_ID],
+    markers: &[CALL, ARGS, CALL_ID],
     bare: None,
     reader,
     rules,
@@ -54,7 +54,7 @@ impl CallReader for Reader {
     }
 }
 
-/// A call of the newer form, after the mark: `name[ARGS]{…}`.
+/// A call of the newer form, after the marker: `name[ARGS]{…}`.
 #[derive(Debug, Default)]
 struct NamedCall {
     in_arguments: bool,
@@ -78,7 +78,7 @@ impl NamedCall {
             };
         };
         let name = held.text()[..name].to_owned();
-        held.settle(at);
+        held.commit(at);
         deltas.begin_call(name);
         self.in_arguments = true;
         Step::Again
@@ -116,7 +116,7 @@ fn head(text: &str) -> Option<Option<(usize, usize)>> {
 }
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let open = grammar.mark(CALL);
+    let open = grammar.marker(CALL);
     let body = grammar.objects("arguments");
     let more = grammar.more("\", \" item");
     format!(

@@ -13,7 +13,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
 };
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let (open, args) = (grammar.mark(CALL), grammar.mark(ARGS));
+    let (open, args) = (grammar.marker(CALL), grammar.marker(ARGS));
     let body = grammar
         .one(|grammar, i, name| format!("{} {args} {}", lark_string(name), grammar.arguments(i)));
     let more = grammar.more(&format!("{open} call"));

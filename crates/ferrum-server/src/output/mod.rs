@@ -35,7 +35,7 @@ mod values;
 
 pub use format::CallFormat;
 pub(crate) use function::Function;
-pub(crate) use grammar::{Marks, mark_regex};
+pub(crate) use grammar::{Markers, marker_regex};
 pub(crate) use kimi::name_calls;
 pub(crate) use thinking::Thinking;
 
@@ -68,7 +68,7 @@ pub(crate) struct OutputFormat {
     pub(crate) reasoning: bool,
     /// Whether the prompt has opened the reasoning already.
     pub(crate) begins_thinking: bool,
-    /// The marks around reasoning.
+    /// The markers around reasoning.
     pub(crate) thinking: Thinking,
     /// How tool calls are written.
     pub(crate) format: CallFormat,
@@ -79,10 +79,10 @@ pub(crate) struct OutputFormat {
 }
 
 impl OutputFormat {
-    /// The marks that have to be seen if the vocabulary has them as special tokens.
-    pub(crate) fn marks(&self) -> impl Iterator<Item = &'static str> {
+    /// The markers that have to be seen if the vocabulary has them as special tokens.
+    pub(crate) fn markers(&self) -> impl Iterator<Item = &'static str> {
         let thinking = [self.thinking.open, self.thinking.close].into_iter();
-        let calls = self.format.marks().iter().copied();
+        let calls = self.format.markers().iter().copied();
         let shows_calls = self.max_calls > 0 || self.format.has_channels();
         let reasoning = self.reasoning;
         let thinking = thinking.filter(move |_| reasoning);
@@ -174,11 +174,11 @@ impl OutputParser {
                         self.deltas.end_call();
                     }
                     self.deltas.trim(false);
-                    self.deltas.content(&self.held.give_back());
+                    self.deltas.content(&self.held.rollback());
                     self.back_to_text()
                 }
                 Step::Over => {
-                    self.held.settle(0);
+                    self.held.commit(0);
                     self.deltas.trim(true);
                     self.back_to_text()
                 }
@@ -192,7 +192,7 @@ impl OutputParser {
         let space = self.held.text().len() - text.len();
         self.state = match begins(text, open) {
             PrefixMatch::Yes => {
-                self.held.settle(space + open.len());
+                self.held.commit(space + open.len());
                 self.deltas.trim(true);
                 State::Think
             }
@@ -203,20 +203,20 @@ impl OutputParser {
     }
 
     fn think(&mut self, end: bool) -> bool {
-        let (text, mark) = self.held.until(&[self.output_format.thinking.close], end);
+        let (text, marker) = self.held.until(&[self.output_format.thinking.close], end);
         self.deltas.reasoning(&text);
-        if mark.is_some() {
-            self.held.settle(0);
+        if marker.is_some() {
+            self.held.commit(0);
             self.deltas.trim(true);
             self.state = State::Text;
         }
-        mark.is_some()
+        marker.is_some()
     }
 
     fn text(&mut self, end: bool) -> bool {
         if self.output_format.max_calls == 0 {
             self.deltas.content(self.held.text());
-            self.held.settle(self.held.text().len());
+            self.held.commit(self.held.text().len());
             return false;
         }
         let definition = self.output_format.format.definition();
@@ -226,19 +226,19 @@ impl OutputParser {
             match text.chars().next() {
                 None if !end => return false,
                 Some(first) if first == bare => {
-                    self.held.take(space);
+                    self.held.consume(space);
                     self.state = State::Calls((definition.reader)(&self.output_format, ""));
                     return true;
                 }
                 _ => self.at_start = false,
             }
         }
-        let (text, mark) = self.held.until(definition.openers, end);
+        let (text, marker) = self.held.until(definition.openers, end);
         self.deltas.content(&text);
-        if let Some(mark) = mark {
-            self.state = State::Calls((definition.reader)(&self.output_format, mark));
+        if let Some(marker) = marker {
+            self.state = State::Calls((definition.reader)(&self.output_format, marker));
         }
-        mark.is_some()
+        marker.is_some()
     }
 
     fn back_to_text(&mut self) -> bool {

@@ -1,18 +1,18 @@
-//! Text that has come and of which it is not certain yet what it is.
+//! Text that was generated and of which it is not yet known whether it is content or a part of a call.
 
-/// Whether a text begins with a mark.
+/// Whether a text begins with a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PrefixMatch {
     Yes,
     No,
-    /// It is the beginning of the mark so far.
+    /// It is the beginning of the marker so far.
     Maybe,
 }
 
-pub(super) fn begins(text: &str, mark: &str) -> PrefixMatch {
-    if text.starts_with(mark) {
+pub(super) fn begins(text: &str, marker: &str) -> PrefixMatch {
+    if text.starts_with(marker) {
         PrefixMatch::Yes
-    } else if mark.starts_with(text) {
+    } else if marker.starts_with(text) {
         PrefixMatch::Maybe
     } else {
         PrefixMatch::No
@@ -23,8 +23,8 @@ pub(super) fn begins(text: &str, mark: &str) -> PrefixMatch {
 #[derive(Debug, Default)]
 pub(super) struct PendingText {
     text: String,
-    /// What was taken off the text as a part of a call, in case it is none.
-    taken: String,
+    /// Consumed as a part of a call, kept in case it is none.
+    uncommitted: String,
 }
 
 impl PendingText {
@@ -36,72 +36,76 @@ impl PendingText {
         &self.text
     }
 
-    /// Takes bytes that are parts of a call if it is one.
-    pub(super) fn take(&mut self, bytes: usize) {
-        self.taken.extend(self.text.drain(..bytes));
+    /// Consumes bytes that are part of a call, if it is one.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.uncommitted.extend(self.text.drain(..bytes));
     }
 
-    /// Takes bytes that are certain, and with them what was taken before.
-    pub(super) fn settle(&mut self, bytes: usize) {
+    /// Consumes bytes that are certain, and commits what was consumed before.
+    pub(super) fn commit(&mut self, bytes: usize) {
         self.text.drain(..bytes);
-        self.taken.clear();
+        self.uncommitted.clear();
     }
 
-    /// Puts a mark back that was taken last.
-    pub(super) fn put_back(&mut self, mark: &str) {
-        if self.taken.ends_with(mark) {
-            self.taken.truncate(self.taken.len() - mark.len());
-            self.text.insert_str(0, mark);
+    /// Puts a marker back that was consumed last.
+    pub(super) fn put_back(&mut self, marker: &str) {
+        if self.uncommitted.ends_with(marker) {
+            self.uncommitted
+                .truncate(self.uncommitted.len() - marker.len());
+            self.text.insert_str(0, marker);
         }
     }
 
-    /// What was taken and is not certain.
-    pub(super) fn give_back(&mut self) -> String {
-        std::mem::take(&mut self.taken)
+    /// Removes and returns what was consumed and not committed.
+    pub(super) fn rollback(&mut self) -> String {
+        std::mem::take(&mut self.uncommitted)
     }
 
-    /// Takes space, and says whether anything is behind it.
+    /// Consumes space; returns whether any text follows.
     pub(super) fn skip_space(&mut self) -> bool {
-        self.take(self.text.len() - self.text.trim_start().len());
+        self.consume(self.text.len() - self.text.trim_start().len());
         !self.text.is_empty()
     }
 
-    /// Takes a mark if it follows, maybe after space. `None`: more has to come to know; never at the end, where
-    /// the beginning of a mark is one that was cut.
-    pub(super) fn skip_mark(&mut self, mark: &str, end: bool) -> Option<bool> {
+    /// Consumes a marker if it follows, maybe after space. `None`: more has to come to know; never at the end, where
+    /// the beginning of a marker is one that was cut.
+    pub(super) fn skip_marker(&mut self, marker: &str, end: bool) -> Option<bool> {
         if !self.skip_space() {
             return end.then_some(false);
         }
-        match begins(&self.text, mark) {
-            PrefixMatch::Yes => self.take(mark.len()),
+        match begins(&self.text, marker) {
+            PrefixMatch::Yes => self.consume(marker.len()),
             PrefixMatch::No => return Some(false),
-            PrefixMatch::Maybe if end => self.take(self.text.len()),
+            PrefixMatch::Maybe if end => self.consume(self.text.len()),
             PrefixMatch::Maybe => return None,
         }
         Some(true)
     }
 
-    /// Text up to the first of the marks and without the space before it, and the mark, which is taken with the
-    /// space. Without a mark, all that is certainly before one.
+    /// Text up to the first of the markers and without the space before it, and the marker, which is consumed with the
+    /// space. Without a marker, all that is certainly before one.
     pub(super) fn until(
         &mut self,
-        marks: &[&'static str],
+        markers: &[&'static str],
         end: bool,
     ) -> (String, Option<&'static str>) {
-        let found = |&mark: &&'static str| Some((self.text.find(mark)?, mark));
+        let found = |&marker: &&'static str| Some((self.text.find(marker)?, marker));
         // Of two at one place the longer: one may begin with the other.
-        let first = marks.iter().filter_map(found);
-        let first = first.min_by_key(|&(at, mark)| (at, usize::MAX - mark.len()));
-        if let Some((at, mark)) = first {
+        let first = markers.iter().filter_map(found);
+        let first = first.min_by_key(|&(at, marker)| (at, usize::MAX - marker.len()));
+        if let Some((at, marker)) = first {
             let space = self.text[..at].trim_end().len();
             let text = self.text.drain(..space).collect();
-            self.take(at - space + mark.len());
-            return (text, Some(mark));
+            self.consume(at - space + marker.len());
+            return (text, Some(marker));
         }
         let keep = match end {
             true => 0,
             false => {
-                let tail = marks.iter().map(|mark| overlap(&self.text, mark)).max();
+                let tail = markers
+                    .iter()
+                    .map(|marker| overlap(&self.text, marker))
+                    .max();
                 let before = &self.text[..self.text.len() - tail.unwrap_or(0)];
                 self.text.len() - before.trim_end().len()
             }
@@ -110,9 +114,9 @@ impl PendingText {
     }
 }
 
-/// Bytes of the longest end of `text` that `mark` begins with, and is not.
-pub(super) fn overlap(text: &str, mark: &str) -> usize {
-    let most = text.len().min(mark.len() - 1);
-    let fits = |&n: &usize| text.as_bytes().ends_with(&mark.as_bytes()[..n]);
+/// Bytes of the longest end of `text` that `marker` begins with, and is not.
+pub(super) fn overlap(text: &str, marker: &str) -> usize {
+    let most = text.len().min(marker.len() - 1);
+    let fits = |&n: &usize| text.as_bytes().ends_with(&marker.as_bytes()[..n]);
     (1..=most).rev().find(fits).unwrap_or(0)
 }

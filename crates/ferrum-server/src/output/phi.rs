@@ -14,7 +14,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "phi4",
     template: &[&[CALLS_END], &["functools["]],
     openers: &[CALLS, FUNCTOOLS],
-    marks: &[CALLS, CALLS_END],
+    markers: &[CALLS, CALLS_END],
     bare: None,
     reader,
     rules,
@@ -26,7 +26,7 @@ fn reader(_: &OutputFormat, opener: &'static str) -> Box<dyn CallReader> {
 }
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let (open, close) = (grammar.mark(CALLS), grammar.mark(CALLS_END));
+    let (open, close) = (grammar.marker(CALLS), grammar.marker(CALLS_END));
     let body = grammar.objects("arguments");
     let more = grammar.more("\", \" item");
     format!("calls: {open} call\ncall: \"[\" item{more} \"]\" {close}\nitem: {body} \"}}\"\n")

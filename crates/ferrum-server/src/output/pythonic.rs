@@ -23,7 +23,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "pythonic",
     template: &[&["[func_name1("]],
     openers: &[START],
-    marks: &[START, END],
+    markers: &[START, END],
     bare: Some('['),
     reader,
     rules,
@@ -104,7 +104,7 @@ impl Reader {
         let Some((name, arguments)) = parse_call(&text[..end]) else {
             return Step::NotACall;
         };
-        held.settle(end);
+        held.commit(end);
         deltas.begin_call(name);
         deltas.arguments(&Value::Object(arguments).to_string());
         self.scan = Scan::default();
@@ -116,7 +116,7 @@ impl Reader {
 impl CallReader for Reader {
     fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         if let State::Close = self.state {
-            return match held.skip_mark(END, end) {
+            return match held.skip_marker(END, end) {
                 None => Step::Wait,
                 Some(_) => Step::Over,
             };
@@ -127,11 +127,11 @@ impl CallReader for Reader {
         self.state = match (&self.state, held.text().as_bytes()[0]) {
             (State::Item, _) => return self.call(held, deltas),
             (State::Open, b'[') | (State::Between, b',') => {
-                held.take(1);
+                held.consume(1);
                 State::Item
             }
             (State::Between, b']') => {
-                held.settle(1);
+                held.commit(1);
                 State::Close
             }
             _ => return Step::NotACall,
@@ -196,13 +196,13 @@ impl<'t> Input<'t> {
     }
 
     /// Takes a character and the space around it, if it is there.
-    fn skip(&mut self, mark: char) -> bool {
+    fn skip(&mut self, marker: char) -> bool {
         self.space();
-        let Some(rest) = self.rest.strip_prefix(mark) else {
+        let Some(rest) = self.rest.strip_prefix(marker) else {
             return false;
         };
         self.rest = rest;
-        if mark != ')' {
+        if marker != ')' {
             self.space();
         }
         true

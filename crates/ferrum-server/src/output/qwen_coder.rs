@@ -28,7 +28,7 @@ pub(super) const DEFINITION: FormatDefinition = FormatDefinition {
     name: "qwen3-coder",
     template: &[&[FUNCTION, PARAMETER]],
     openers: &[CALL, FUNCTION],
-    marks: &[CALL, CALL_END],
+    markers: &[CALL, CALL_END],
     bare: None,
     reader,
     rules,
@@ -93,18 +93,18 @@ impl Reader {
         }
         let text = held.text();
         if text.starts_with(PARAMETER) {
-            held.take(PARAMETER.len());
+            held.consume(PARAMETER.len());
             self.state = State::Key;
             return Step::Again;
         }
-        let marks = [PARAMETER, FUNCTION_END, CALL_END];
-        if !end && marks.iter().any(|mark| mark.starts_with(text)) {
+        let markers = [PARAMETER, FUNCTION_END, CALL_END];
+        if !end && markers.iter().any(|marker| marker.starts_with(text)) {
             return Step::Wait;
         }
         deltas.end_call();
-        // At the end, a mark that was cut.
-        if held.skip_mark(FUNCTION_END, end) == Some(true) {
-            held.settle(0);
+        // At the end, a marker that was cut.
+        if held.skip_marker(FUNCTION_END, end) == Some(true) {
+            held.commit(0);
         }
         self.state = State::Close;
         Step::Again
@@ -114,7 +114,7 @@ impl Reader {
 impl CallReader for Reader {
     fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         match &mut self.state {
-            State::Open => match held.skip_mark(FUNCTION, end) {
+            State::Open => match held.skip_marker(FUNCTION, end) {
                 None => return Step::Wait,
                 Some(false) => return Step::NotACall,
                 Some(true) => self.state = State::Name,
@@ -128,7 +128,7 @@ impl CallReader for Reader {
                     }
                     Some(Some(name)) => name.to_owned(),
                 };
-                held.settle(function.len() + 1);
+                held.commit(function.len() + 1);
                 self.function = self.functions.iter().position(|f| f.name == function);
                 deltas.begin_call(function);
                 self.state = State::Between;
@@ -143,7 +143,7 @@ impl CallReader for Reader {
                     Some(None) => return Step::Wait,
                     Some(Some(key)) => key.to_owned(),
                 };
-                held.settle(key.len() + 1);
+                held.commit(key.len() + 1);
                 values::begin_member(deltas, std::mem::take(&mut self.first), &key);
                 let follow = &[PARAMETER, FUNCTION_END, CALL_END];
                 let value = ValueReader::new(self.kind(&key), PARAMETER_END, follow, true);
@@ -156,7 +156,7 @@ impl CallReader for Reader {
                 self.state = State::Between;
             }
             State::Close => {
-                return match held.skip_mark(CALL_END, end) {
+                return match held.skip_marker(CALL_END, end) {
                     None => Step::Wait,
                     Some(_) => Step::Over,
                 };
@@ -167,7 +167,7 @@ impl CallReader for Reader {
 }
 
 fn rules(grammar: &mut CallGrammar<'_>) -> Rules {
-    let (open, close) = (grammar.mark(CALL), grammar.mark(CALL_END));
+    let (open, close) = (grammar.marker(CALL), grammar.marker(CALL_END));
     let mut text = grammar.until("text", "\\n", PARAMETER_END);
     let end = lark_string(&format!("\n{PARAMETER_END}"));
     let one = grammar.one(|grammar, i, name| {

@@ -1,11 +1,11 @@
-//! What formats have in common: reading what follows a mark, step by step, and calls that are JSON objects.
+//! What formats have in common: reading what follows a marker, step by step, and calls that are JSON objects.
 
 use super::deltas::Deltas;
 use super::json::{self, Ended, ObjectScan};
 use super::pending_text::PendingText;
 use std::fmt::Debug;
 
-/// Reads the calls that a mark begins, in the form of one format.
+/// Reads the calls that a marker begins, in the form of one format.
 pub(super) trait CallReader: Debug + Send {
     /// Takes a step with what is held. At the end nothing more will come.
     fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step;
@@ -64,7 +64,7 @@ impl ObjectCall {
         match &mut self.state {
             ObjectState::Whole(scan, text, seen) => {
                 if let Some((name, at)) = json::header(held.text()) {
-                    held.settle(at);
+                    held.commit(at);
                     deltas.begin_call(name);
                     self.state = ObjectState::Arguments;
                     return ObjectStep::Again;
@@ -82,7 +82,7 @@ impl ObjectCall {
                 let Some((name, arguments)) = call else {
                     return ObjectStep::NotACall;
                 };
-                held.settle(*seen);
+                held.commit(*seen);
                 deltas.begin_call(name);
                 deltas.arguments(arguments.as_deref().unwrap_or(json::NO_ARGUMENTS));
                 ObjectStep::Over(Ended::Whole)
@@ -97,7 +97,7 @@ impl ObjectCall {
             },
             ObjectState::Tail(scan) => {
                 let scanned = scan.feed(held.text());
-                held.settle(scanned.used);
+                held.commit(scanned.used);
                 match scanned.ended {
                     None => ObjectStep::Wait,
                     Some(ended) => ObjectStep::Over(ended),
@@ -107,7 +107,7 @@ impl ObjectCall {
     }
 }
 
-/// Calls that are objects after a mark, by themselves or in an array, with a mark behind them or none.
+/// Calls that are objects after a marker, by themselves or in an array, with a marker behind them or none.
 #[derive(Debug)]
 pub(super) struct ObjectsReader {
     close: Option<&'static str>,
@@ -146,7 +146,7 @@ impl CallReader for ObjectsReader {
                 ObjectStep::Over(_) => ObjectsState::Close,
             },
             ObjectsState::Close => {
-                return match self.close.map(|mark| held.skip_mark(mark, end)) {
+                return match self.close.map(|marker| held.skip_marker(marker, end)) {
                     Some(None) => Step::Wait,
                     _ => Step::Over,
                 };
@@ -154,17 +154,17 @@ impl CallReader for ObjectsReader {
             _ if !held.skip_space() => return Step::Wait,
             state => match (state, held.text().as_bytes()[0]) {
                 (ObjectsState::Open, b'[') => {
-                    held.take(1);
+                    held.consume(1);
                     ObjectsState::Item
                 }
                 (ObjectsState::Open, b'{') => object(false),
                 (ObjectsState::Item, b'{') => object(true),
                 (ObjectsState::Between, b',') => {
-                    held.take(1);
+                    held.consume(1);
                     ObjectsState::Item
                 }
                 (ObjectsState::Between, b']') => {
-                    held.settle(1);
+                    held.commit(1);
                     ObjectsState::Close
                 }
                 _ => return Step::NotACall,

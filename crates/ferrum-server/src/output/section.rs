@@ -1,4 +1,4 @@
-//! Sections of calls in which a mark stands before the name, another before the arguments, and a third behind
+//! Sections of calls in which a marker stands before the name, another before the arguments, and a third behind
 //! them: the forms of DeepSeek and Kimi.
 
 use super::deltas::Deltas;
@@ -9,7 +9,7 @@ use super::reader::{CallReader, Step};
 /// Most bytes before a call's arguments.
 const MAX_HEADER_BYTES: usize = 512;
 
-/// What stands between a call's mark and its arguments.
+/// What stands between a call's marker and its arguments.
 pub(super) enum Header {
     /// The name, and where the arguments' brace is.
     Of(String, usize),
@@ -18,9 +18,9 @@ pub(super) enum Header {
     NoCall,
 }
 
-/// The marks of a form.
+/// The markers of a form.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Section {
+pub(super) struct SectionMarkers {
     pub(super) call: &'static str,
     /// What may stand behind the arguments, before `call_end`.
     pub(super) fence: Option<&'static str>,
@@ -41,22 +41,22 @@ enum State {
 
 #[derive(Debug)]
 pub(super) struct SectionReader {
-    marks: Section,
+    markers: SectionMarkers,
     state: State,
 }
 
 impl SectionReader {
-    /// `called`: after the mark of a call, without one that begins the section.
-    pub(super) fn new(marks: Section, called: bool) -> Self {
+    /// `called`: after the marker of a call, without one that begins the section.
+    pub(super) fn new(markers: SectionMarkers, called: bool) -> Self {
         let state = match called {
             true => State::Header,
             false => State::Between(false),
         };
-        Self { marks, state }
+        Self { markers, state }
     }
 
     fn between(&mut self, any: bool, held: &mut PendingText, end: bool) -> Step {
-        match held.skip_mark(self.marks.call, end) {
+        match held.skip_marker(self.markers.call, end) {
             None => return Step::Wait,
             Some(true) => {
                 self.state = State::Header;
@@ -68,7 +68,7 @@ impl SectionReader {
             }
             Some(false) => {}
         }
-        match held.skip_mark(self.marks.end, end) {
+        match held.skip_marker(self.markers.end, end) {
             None => Step::Wait,
             Some(_) => Step::Over,
         }
@@ -79,17 +79,17 @@ impl CallReader for SectionReader {
     fn read(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
         self.state = match self.state {
             State::Between(any) => {
-                // Both marks may begin alike.
+                // Both markers may begin alike.
                 let text = held.text().trim_start();
-                let begun = |mark: &str| mark.len() > text.len() && mark.starts_with(text);
-                if !end && (begun(self.marks.call) || any && begun(self.marks.end)) {
+                let begun = |marker: &str| marker.len() > text.len() && marker.starts_with(text);
+                if !end && (begun(self.markers.call) || any && begun(self.markers.end)) {
                     return Step::Wait;
                 }
                 return self.between(any, held, end);
             }
-            State::Header => match (self.marks.header)(held.text()) {
+            State::Header => match (self.markers.header)(held.text()) {
                 Header::Of(name, at) => {
-                    held.settle(at);
+                    held.commit(at);
                     deltas.begin_call(name);
                     State::Arguments
                 }
@@ -98,17 +98,17 @@ impl CallReader for SectionReader {
             },
             State::Arguments => match deltas.take_arguments(held) {
                 None => return Step::Wait,
-                Some(Ended::Whole) if self.marks.fence.is_some() => State::Fence,
+                Some(Ended::Whole) if self.markers.fence.is_some() => State::Fence,
                 Some(_) => State::CallEnd,
             },
             State::Fence => {
-                let fence = self.marks.fence.unwrap_or_default();
-                match held.skip_mark(fence, end) {
+                let fence = self.markers.fence.unwrap_or_default();
+                match held.skip_marker(fence, end) {
                     None => return Step::Wait,
                     Some(_) => State::CallEnd,
                 }
             }
-            State::CallEnd => match held.skip_mark(self.marks.call_end, end) {
+            State::CallEnd => match held.skip_marker(self.markers.call_end, end) {
                 None => return Step::Wait,
                 Some(_) => State::Between(true),
             },

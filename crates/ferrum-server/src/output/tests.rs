@@ -306,7 +306,7 @@ fn reasoning_may_begin_in_the_prompt() {
 }
 
 #[test]
-fn families_have_marks_of_their_own_around_reasoning() {
+fn families_have_markers_of_their_own_around_reasoning() {
     let cases = [
         ("{{ '<think>' }}", "<think>Hm.</think>\nYes."),
         ("{{ '[THINK]' + t + '[/THINK]' }}", "[THINK]Hm.[/THINK]Yes."),
@@ -427,7 +427,7 @@ fn arguments_come_as_they_are_said() {
 fn what_is_held_back_has_a_bound() {
     for format in CallFormat::all() {
         let definition = format.definition();
-        let begins = definition.openers.iter().map(|mark| (*mark).to_owned());
+        let begins = definition.openers.iter().map(|marker| (*marker).to_owned());
         for begin in begins.chain(definition.bare.map(String::from)) {
             let mut parser = OutputParser::new(output_format(format));
             let mut deltas = parser.push(&begin);

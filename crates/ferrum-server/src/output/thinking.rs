@@ -1,7 +1,7 @@
-//! The marks between which models write their reasoning. Harmony has channels instead
+//! The markers between which models write their reasoning. Harmony has channels instead
 //! ([`harmony`](super::harmony)).
 
-/// A pair of marks.
+/// A pair of markers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Thinking {
     pub(crate) open: &'static str,
@@ -39,7 +39,7 @@ impl Default for Thinking {
 }
 
 impl Thinking {
-    /// The marks of which a chat template speaks.
+    /// The markers of which a chat template speaks.
     pub(crate) fn of_template(source: &str) -> Option<Self> {
         let says = |form: &&Thinking| source.contains(form.open) || source.contains(form.close);
         FORMS.iter().find(says).copied()

@@ -1,4 +1,4 @@
-//! Arguments that are written one by one as text between marks (Qwen3-Coder, GLM): their types, which only the
+//! Arguments that are written one by one as text between markers (Qwen3-Coder, GLM): their types, which only the
 //! function's schema knows, and reading them.
 
 use super::deltas::Deltas;
@@ -107,8 +107,8 @@ fn typed(kind: Kind, text: &str) -> String {
     }
 }
 
-/// Reads a value up to the mark that closes it, and gives it out as JSON: text as it comes, all else when it is
-/// whole. The mark is text where none of `follow` is behind it.
+/// Reads a value up to the marker that closes it, and gives it out as JSON: text as it comes, all else when it is
+/// whole. The marker is text where none of `follow` is behind it.
 #[derive(Debug)]
 pub(super) struct ValueReader {
     kind: Kind,
@@ -117,7 +117,7 @@ pub(super) struct ValueReader {
     /// Whether a line's end at both ends is none of the value's.
     lines: bool,
     begun: bool,
-    /// Where in what is held the mark may be.
+    /// Where in what is held the marker may be.
     seen: usize,
 }
 
@@ -146,7 +146,7 @@ impl ValueReader {
             }
             self.begun = true;
             if self.lines && held.text().starts_with('\n') {
-                held.settle(1);
+                held.commit(1);
             }
             if self.kind == Kind::Text {
                 deltas.arguments("\"");
@@ -159,14 +159,14 @@ impl ValueReader {
                     Kind::Text => deltas.arguments(&(json::escaped(value) + "\"")),
                     kind => deltas.arguments(&typed(kind, value)),
                 };
-                let mark = at + self.close.len();
-                held.settle(mark.min(held.text().len()));
+                let marker = at + self.close.len();
+                held.commit(marker.min(held.text().len()));
                 true
             }
             Err(safe) => {
                 if self.kind == Kind::Text {
                     deltas.arguments(&json::escaped(&held.text()[..safe]));
-                    held.settle(safe);
+                    held.commit(safe);
                     self.seen = 0;
                 }
                 false
@@ -181,13 +181,13 @@ impl ValueReader {
         }
     }
 
-    /// Where the closing mark is, or how much is certainly before it.
+    /// Where the closing marker is, or how much is certainly before it.
     fn closed(&mut self, text: &str, end: bool) -> Result<usize, usize> {
         let mut from = self.seen;
         while let Some(at) = text[from..].find(self.close).map(|at| from + at) {
             let rest = text[at + self.close.len()..].trim_start();
-            let follows = |mark: &&str| rest.starts_with(*mark);
-            let may_follow = |mark: &&str| mark.starts_with(rest);
+            let follows = |marker: &&str| rest.starts_with(*marker);
+            let may_follow = |marker: &&str| marker.starts_with(rest);
             if self.follow.iter().any(follows) || end && rest.is_empty() {
                 return Ok(at);
             }
@@ -201,7 +201,7 @@ impl ValueReader {
             from = at + self.close.len();
         }
         if end {
-            // Only the beginning of the mark is there, or nothing of it.
+            // Only the beginning of the marker is there, or nothing of it.
             return Ok(text.len() - overlap(text, self.close));
         }
         let before = &text[..text.len() - overlap(text, self.close)];

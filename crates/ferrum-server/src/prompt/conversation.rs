@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::generation::options::GenerationOptions;
 use crate::generation::structured::ChatForm;
 use crate::models::model::Model;
-use crate::output::{CallFormat, Function, Marks, OutputFormat, Thinking, name_calls};
+use crate::output::{CallFormat, Function, Markers, OutputFormat, Thinking, name_calls};
 use crate::prompt::images::{self, PlacedImage};
 use crate::request;
 use ferrum_formats::chat_template::ChatInput;
@@ -293,7 +293,7 @@ impl Conversation {
         let mut tokens = model.encode("messages", &text, EncodeOptions::PROMPT)?;
         let must_call = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
         if let Some(options) = options {
-            let answer = options.least_answer();
+            let answer = options.min_output_tokens();
             options.truncation.apply(&mut tokens, model, answer);
             let form = ChatForm {
                 output_format: output_format.clone(),
@@ -302,8 +302,8 @@ impl Conversation {
                 structured: options.structured.as_ref(),
             };
             options.grammar = form.compile(model)?;
-            options.shown_tokens = shown_tokens(model, &output_format);
-            options.goes_on = !self.prefill.is_empty();
+            options.visible_special_tokens = visible_special_tokens(model, &output_format);
+            options.continues_prompt = !self.prefill.is_empty();
         }
         Ok(ChatPrompt {
             images: images::place(model, &tokens, seen)?,
@@ -315,10 +315,10 @@ impl Conversation {
 }
 
 /// Special tokens that tell the parts of an answer apart.
-fn shown_tokens(model: &Model, output_format: &OutputFormat) -> Vec<TokenId> {
-    let marks = Marks(&model.served.tokenizer);
+fn visible_special_tokens(model: &Model, output_format: &OutputFormat) -> Vec<TokenId> {
+    let markers = Markers(&model.served.tokenizer);
     output_format
-        .marks()
-        .filter_map(|mark| marks.token(mark))
+        .markers()
+        .filter_map(|marker| markers.token(marker))
         .collect()
 }

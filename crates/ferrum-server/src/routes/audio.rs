@@ -6,7 +6,9 @@ use crate::http::multipart::Form;
 use crate::models::AnyLease;
 use crate::observability::metrics::EndedPrompt;
 use crate::observability::record::RequestRecord;
-use crate::response::{SpeechPart, SpeechTask, SpeechText, VerboseSpeech};
+use crate::response::{
+    Transcription, TranscriptionSegment, TranscriptionTask, VerboseTranscription,
+};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -77,7 +79,7 @@ async fn answer(app: &Arc<App>, request: Request, translate: bool) -> Result<Res
     }
     note_ignored(ignored);
     let lease = match app.lease_any(model.as_deref()).await?.by_kind() {
-        AnyLease::Speech(lease) => lease,
+        AnyLease::Transcriber(lease) => lease,
         other => return Err(other.refusal()),
     };
     // A language that the model does not know is refused before it is asked.
@@ -163,7 +165,7 @@ fn options(form: &mut Form, translate: bool) -> Result<TranscribeOptions, ApiErr
 fn written(transcript: Transcript, format: Format, translate: bool) -> Response {
     let plain = |kind: &'static str, text: String| ([(CONTENT_TYPE, kind)], text).into_response();
     match format {
-        Format::Json => Json(SpeechText {
+        Format::Json => Json(Transcription {
             text: transcript.text,
         })
         .into_response(),
@@ -175,7 +177,7 @@ fn written(transcript: Transcript, format: Format, translate: bool) -> Response 
         Format::Vtt => plain("text/vtt; charset=utf-8", vtt(&transcript)),
         Format::Verbose => {
             let parts = transcript.segments.into_iter().enumerate();
-            let parts = parts.map(|(id, part)| SpeechPart {
+            let parts = parts.map(|(id, part)| TranscriptionSegment {
                 id,
                 start: part.start,
                 end: part.end,
@@ -186,10 +188,10 @@ fn written(transcript: Transcript, format: Format, translate: bool) -> Response 
                 compression_ratio: part.figures.compression_ratio,
                 no_speech_prob: part.figures.no_speech,
             });
-            Json(VerboseSpeech {
+            Json(VerboseTranscription {
                 task: match translate {
-                    true => SpeechTask::Translate,
-                    false => SpeechTask::Transcribe,
+                    true => TranscriptionTask::Translate,
+                    false => TranscriptionTask::Transcribe,
                 },
                 language: transcript.language,
                 duration: transcript.duration,

@@ -281,7 +281,7 @@ async fn gather(answers: &mut GenerationStream, chat: &mut Chat) -> Result<Respo
         match event {
             GenerationEvent::Failed(error) => return Err(error),
             GenerationEvent::Done(total) => usage = total,
-            GenerationEvent::Prompt(_, part) => prompt.extend(part),
+            GenerationEvent::PromptLogprobs(_, part) => prompt.extend(part),
             GenerationEvent::Embedding(..) => {}
             GenerationEvent::TextChunk(piece) => {
                 let message = &mut messages[piece.index];
@@ -362,7 +362,7 @@ impl StreamEncoder for ChatChunks {
                 return out.data(&self.chunk(Vec::new(), Some(Some(usage))));
             }
             GenerationEvent::Done(_)
-            | GenerationEvent::Prompt(..)
+            | GenerationEvent::PromptLogprobs(..)
             | GenerationEvent::Embedding(..)
             | GenerationEvent::Failed(_) => return,
         };

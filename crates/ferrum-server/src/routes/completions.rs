@@ -40,7 +40,7 @@ pub(super) struct Prompt {
 
 impl Prompt {
     fn truncate(&mut self, options: &GenerationOptions, model: &Model) {
-        let answer = options.least_answer();
+        let answer = options.min_output_tokens();
         if options.truncation.apply(&mut self.tokens, model, answer) {
             self.text = None;
         }
@@ -68,7 +68,7 @@ pub(crate) async fn completions(
             .logprobs
             .filter(|_| job.echo)
             .max(job.options.prompt_logprobs),
-        continues_prompt: job.options.goes_on || goes_on(&lease, &prompt.tokens),
+        continues_prompt: job.options.continues_prompt || goes_on(&lease, &prompt.tokens),
         ..job.options.request(prompt.tokens.clone(), &app.config)
     });
     let mut answers = GenerationStream::begin(&lease, "prompt", job.options.n, asked)?;
@@ -176,8 +176,8 @@ fn fill_in(
     let marks = fim::tokens(model, "suffix")?;
     let (found, most) = (prompts.list.len(), config.max_prompts);
     count_prompts("prompt", found, most)?;
-    options.end_at(&marks.ends);
-    options.goes_on = true;
+    options.add_stop_tokens(&marks.ends);
+    options.continues_prompt = true;
     let suffix = fim::suffix(model, "suffix", suffix)?;
     let read = prompts.list.into_iter().map(|prompt| {
         let (prefix, text) = match prompt {
@@ -313,7 +313,7 @@ impl Completion {
     /// What an event adds to which choice.
     fn part(&mut self, event: GenerationEvent) -> Option<(usize, Part)> {
         let piece = match event {
-            GenerationEvent::Prompt(prompt, part) => {
+            GenerationEvent::PromptLogprobs(prompt, part) => {
                 self.prompts[prompt].1.extend(part);
                 return None;
             }

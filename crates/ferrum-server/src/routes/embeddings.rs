@@ -4,7 +4,7 @@
 use super::openai_messages;
 use super::texts::{Input, Texts};
 use crate::error::ApiError;
-use crate::generation::options::within;
+use crate::generation::options::check_range;
 use crate::http::app::App;
 use crate::models::AnyLease;
 use crate::request::{self, Body};
@@ -85,10 +85,10 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
     let most = match lease {
         AnyLease::Decoder(lease) => lease.served.hidden_size,
         AnyLease::Encoder(lease) => lease.hidden_size,
-        other @ AnyLease::Speech(_) => return Err(other.refusal()),
+        other @ AnyLease::Transcriber(_) => return Err(other.refusal()),
     };
     let dimensions = match fields.dimensions {
-        Some(found) => within("dimensions", found.0, 1..=most)?,
+        Some(found) => check_range("dimensions", found.0, 1..=most)?,
         None => most,
     };
     let base64 = match fields.encoding_format.as_deref() {

@@ -5,7 +5,7 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::generation::generation_stream::{GenerationEvent, GenerationStream, TextChunk, Timings};
 use crate::generation::logprobs::native_entry;
-use crate::generation::options::{GenerationOptions, max_tokens, stop_strings, within};
+use crate::generation::options::{GenerationOptions, check_range, max_tokens, stop_strings};
 use crate::generation::sampler_settings::sampler_settings;
 use crate::generation::structured::{self, Structured};
 use crate::http::app::App;
@@ -69,7 +69,7 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
 async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
     let asked = job.prompts.iter().map(|prompt| ferrum_engine::Request {
         logprobs: job.shown.n_probs,
-        continues_prompt: job.options.goes_on || completions::goes_on(lease, prompt),
+        continues_prompt: job.options.continues_prompt || completions::goes_on(lease, prompt),
         ..job.options.request(prompt.clone(), &app.config)
     });
     let mut answers = GenerationStream::begin(lease, "prompt", job.options.n, asked)?;
@@ -87,7 +87,7 @@ async fn answer(app: &App, job: Job, lease: &Lease) -> Result<Response> {
                 let index = piece.index;
                 ended[index] = shape.take(piece).or(ended[index].take());
             }
-            GenerationEvent::Prompt(..)
+            GenerationEvent::PromptLogprobs(..)
             | GenerationEvent::Embedding(..)
             | GenerationEvent::Done(_) => {}
         }
@@ -121,7 +121,7 @@ fn read_completion(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
         read_prompt(lease, prompt, &param)
     });
     job.prompts = prompts.collect::<Result<_>>()?;
-    let answer = job.options.least_answer();
+    let answer = job.options.min_output_tokens();
     for prompt in &mut job.prompts {
         job.options.truncation.apply(prompt, lease, answer);
     }
@@ -146,22 +146,22 @@ fn read_infill(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
         extra: fim::repository(lease, marks, &files, "input_extra")?,
     };
     let mut prompt = fim::prompt(lease, marks, &parts, job.options.generation.max_tokens)?;
-    let answer = job.options.least_answer();
+    let answer = job.options.min_output_tokens();
     job.options.truncation.apply(&mut prompt, lease, answer);
     job.prompts = vec![prompt];
-    job.options.end_at(&marks.ends);
-    job.options.goes_on = true;
+    job.options.add_stop_tokens(&marks.ends);
+    job.options.continues_prompt = true;
     Ok(job)
 }
 
 /// What both routes have, without the prompts.
 fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     let config = &app.config;
-    let mut options = GenerationOptions::one(body, lease)?;
+    let mut options = GenerationOptions::read_common(body, lease)?;
     let fields: LlamaCppOptions = body.part()?;
     options.generation.max_tokens = most_tokens(&fields, config)?;
     if let Some(n) = fields.n_cmpl {
-        options.n = within("n_cmpl", n.0, 1..=config.max_choices)?;
+        options.n = check_range("n_cmpl", n.0, 1..=config.max_choices)?;
     }
     options.generation.stop = stop_strings("stop", fields.stop.unwrap_or_default().0)?;
     options.structured = structured::read(body.part::<StructuredOutputFields>()?, lease)?;

@@ -5,7 +5,7 @@
 use super::embeddings::unit;
 use super::texts::{EncoderLease, Input, Texts, compute, fitting};
 use crate::error::ApiError;
-use crate::generation::options::within;
+use crate::generation::options::check_range;
 use crate::generation::request_context::RequestContext;
 use crate::generation::truncation::Truncation;
 use crate::http::app::App;
@@ -223,7 +223,7 @@ fn read_rerank(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Ranking, 
         return Err(ApiError::invalid("documents", reason));
     }
     let top_n = match fields.top_n {
-        Some(n) => within("top_n", n.0, 1..=usize::MAX)?,
+        Some(n) => check_range("top_n", n.0, 1..=usize::MAX)?,
         None => count,
     };
     let texts = fields.return_documents.unwrap_or(false);

@@ -76,7 +76,7 @@ impl Texts {
                     encoder_inputs(&lease.tokenizer, inputs, truncation, most)?,
                 ),
             ),
-            other @ AnyLease::Speech(_) => return Err(other.refusal()),
+            other @ AnyLease::Transcriber(_) => return Err(other.refusal()),
         };
         let Some(pooling) = pooling else {
             let reason = "its files ask for a pooling that is not known here";
@@ -128,7 +128,7 @@ impl Texts {
                     GenerationEvent::Embedding(index, states) => {
                         each(part * AT_A_TIME + index, states)?
                     }
-                    GenerationEvent::Prompt(..) | GenerationEvent::TextChunk(_) => {}
+                    GenerationEvent::PromptLogprobs(..) | GenerationEvent::TextChunk(_) => {}
                 }
             }
         }

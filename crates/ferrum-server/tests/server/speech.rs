@@ -5,7 +5,7 @@ use ferrum_engine::engine::Clock;
 use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::{TaskConfig, TaskEngine};
 use ferrum_models::whisper::read_whisper;
-use ferrum_server::ServedSpeech;
+use ferrum_server::ServedTranscriber;
 use serde_json::json;
 use std::path::Path;
 
@@ -33,11 +33,11 @@ fn load_speech() -> LoadedModel {
         clock: Clock::system(),
     };
     let engine = TaskEngine::start(transcriber, config).unwrap();
-    let model = ServedSpeech {
+    let model = ServedTranscriber {
         engine: engine.handle(),
         languages,
     };
-    LoadedModel::Speech(engine, model)
+    LoadedModel::Transcriber(engine, model)
 }
 
 fn server() -> Running {

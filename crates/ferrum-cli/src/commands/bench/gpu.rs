@@ -1,6 +1,6 @@
 //! What a GPU can do at best, by the ops that models run on: a large copy, and a large product of matrices.
 
-use super::report::Limits;
+use super::report::DevicePeaks;
 use ferrum_kernels::{Backend, GemmShape, MatShape};
 use ferrum_types::{Error, FloatElement, Result, SrcDtype};
 use std::time::Instant;
@@ -14,13 +14,13 @@ const MEASUREMENTS: usize = 5;
 const REPEATS: usize = 8;
 
 /// Both; `None` where the model leaves no room to measure them.
-pub(super) fn limits<B: Backend>(device: &B) -> Result<Option<Limits>> {
+pub(super) fn limits<B: Backend>(device: &B) -> Result<Option<DevicePeaks>> {
     let measured = copy_bandwidth(device).and_then(|bandwidth| {
-        Ok(Limits {
+        Ok(DevicePeaks {
             bandwidth,
             is_copy: true,
             bf16_flops: Some(matrix_peak(device)?),
-            ..Limits::default()
+            ..DevicePeaks::default()
         })
     });
     match measured {

@@ -9,21 +9,22 @@ use ferrum_types::Dtype;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// What the device can do at best; `None` where it does no such work.
+/// Measured peaks of the device; `None` where it does no such work.
 #[derive(Default)]
-pub(super) struct Limits {
+pub(super) struct DevicePeaks {
     pub(super) bandwidth: f64,
     /// Whether the bandwidth is that of a copy, reads and writes together.
     pub(super) is_copy: bool,
     pub(super) fma_flops: Option<f64>,
-    pub(super) byte_ops: Option<f64>,
+    /// Operations on 8-bit integers in a second.
+    pub(super) int8_ops: Option<f64>,
     /// Where products with weights of bf16 are of bf16.
     pub(super) bf16_flops: Option<f64>,
     /// Bytes of the last-level cache, where the system tells.
     pub(super) cache: Option<u64>,
 }
 
-impl Limits {
+impl DevicePeaks {
     /// The medians of several measurements; `None` of none.
     pub(super) fn medians(all: &[Self]) -> Option<Self> {
         let first = all.first()?;
@@ -33,7 +34,7 @@ impl Limits {
             bandwidth: median(all.iter().map(|l| l.bandwidth)),
             is_copy: first.is_copy,
             fma_flops: of(|l| l.fma_flops),
-            byte_ops: of(|l| l.byte_ops),
+            int8_ops: of(|l| l.int8_ops),
             bf16_flops: of(|l| l.bf16_flops),
             cache: first.cache,
         })
@@ -60,7 +61,7 @@ pub(super) struct Report<'a> {
     pub(super) decode_s: f64,
     pub(super) batched: Vec<Batched>,
     pub(super) profile: Option<Profile>,
-    pub(super) limits: Option<Limits>,
+    pub(super) limits: Option<DevicePeaks>,
     pub(super) peak_rss: Option<u64>,
 }
 
@@ -121,7 +122,7 @@ impl Report<'_> {
     fn arithmetic(&self) -> Option<Arithmetic> {
         let limits = self.limits.as_ref()?;
         let blocks = self.model.keeps_blocks() && self.model.has_integers();
-        let bytes = limits.byte_ops.filter(|_| blocks);
+        let bytes = limits.int8_ops.filter(|_| blocks);
         // What makes no f32 is a GPU. Its products are of bf16, but for FP8 weights, of which prompts may be products of FP8.
         let is_gpu = limits.fma_flops.is_none();
         let is_fp8 = |info: &TensorInfo| info.dtype == TensorDtype::Plain(Dtype::F8E4M3);
@@ -180,7 +181,7 @@ impl Report<'_> {
             "copy_bandwidth_bytes_per_s": limits.filter(|l| l.is_copy).map(|l| l.bandwidth),
             "last_level_cache_bytes": limits.and_then(|l| l.cache),
             "fma_peak_flops": limits.and_then(|l| l.fma_flops),
-            "byte_peak_ops": limits.and_then(|l| l.byte_ops),
+            "byte_peak_ops": limits.and_then(|l| l.int8_ops),
             "bf16_peak_flops": limits.and_then(|l| l.bf16_flops),
             "decode_bandwidth_share": self.bandwidth_share(1, self.decode_rate()),
             "prefill_arithmetic": self.arithmetic().map(|a| a.name),

@@ -16,14 +16,14 @@ use report::Report;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use target::{RequestFailure, Sample, Target};
+use target::{RequestFailure, RequestTiming, Target};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use workload::Plan;
 
 /// Default number of requests that are open at once.
 const CONCURRENCY: u16 = 16;
 
-type Told = UnboundedSender<Result<Sample, RequestFailure>>;
+type Told = UnboundedSender<Result<RequestTiming, RequestFailure>>;
 
 pub(super) fn serve(args: &BenchServeArgs) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -52,11 +52,11 @@ async fn measure(args: &BenchServeArgs) -> Outcome<Report> {
         .and_then(|text| text.lines().map(str::trim).find(|line| !line.is_empty()));
     let mut target = Target::new(&args.url, key, args.endpoint)?;
     target.choose_model(args.model.as_deref()).await?;
-    let density = target.warm_up().await?;
-    if density.is_none() {
+    let token_estimate = target.warm_up().await?;
+    if token_estimate.is_none() {
         say("note: the server counts no tokens, so prompts have about as many as asked for");
     }
-    let plan = Plan::new(args, density.unwrap_or_default());
+    let plan = Plan::new(args, token_estimate.unwrap_or_default());
     let target = Arc::new(target);
     let (tell, mut told) = unbounded_channel();
     let started = Instant::now();
@@ -91,7 +91,7 @@ fn at_once(target: &Arc<Target>, plan: Plan, concurrency: u16, tell: &Told) {
         tokio::spawn(async move {
             let (plan, next) = &*plan;
             while let Some(asked) = plan.request(next.fetch_add(1, Ordering::Relaxed)) {
-                if tell.send(target.ask(&asked).await).is_err() {
+                if tell.send(target.send(&asked).await).is_err() {
                     return;
                 }
             }
@@ -112,7 +112,7 @@ fn at_rate(target: &Arc<Target>, plan: Plan, rate: f64, tell: Told) {
             tokio::time::sleep_until(started + after).await;
             let (target, tell) = (Arc::clone(&target), tell.clone());
             // Without a receiver, the result is not needed.
-            tokio::spawn(async move { drop(tell.send(target.ask(&asked).await)) });
+            tokio::spawn(async move { drop(tell.send(target.send(&asked).await)) });
         }
     });
 }

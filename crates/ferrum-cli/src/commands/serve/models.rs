@@ -20,7 +20,8 @@ use ferrum_models::{
     DraftHead, KvLayout, Model, RunnerConfig, is_eagle3, read_eagle3, read_model, read_mtp,
 };
 use ferrum_server::{
-    LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedSpeech, ServedVision,
+    LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
+    ServedVision,
 };
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
@@ -245,7 +246,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         state_checkpoint_interval: args.checkpoint_every as usize,
         offload: offload.clone().map(|store| EngineOffload {
             store,
-            model: load_model::identity(&model),
+            model: load_model::fingerprint(&model),
         }),
         ..EngineConfig::default()
     };
@@ -356,11 +357,11 @@ fn start_speech(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
     let transcriber = transcribe::load(&model, &args.device.device, &mut |_, _| ())?;
     let languages = transcriber.languages().map(str::to_owned).collect();
     let engine = TaskEngine::start(transcriber, task_config(args))?;
-    let served = ServedSpeech {
+    let served = ServedTranscriber {
         engine: engine.handle(),
         languages,
     };
-    Ok(LoadedModel::Speech(engine, served))
+    Ok(LoadedModel::Transcriber(engine, served))
 }
 
 fn task_config(args: &ServeArgs) -> TaskConfig {
@@ -485,7 +486,7 @@ fn sizes(
     kv: KvDtype,
     places: u64,
 ) -> RunnerConfig {
-    let context = load_model::context(model, args.cache.context, 0);
+    let context = load_model::context_length(model, args.cache.context, 0);
     let max_seqs = usize::from(args.max_seqs);
     let drafter = args.draft_model.is_some() || args.draft_mtp;
     let drafted = if drafter { args.draft_tokens } else { 0 };

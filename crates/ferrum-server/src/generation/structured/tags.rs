@@ -2,7 +2,7 @@
 //! shapes of XGrammar's documentation: `structures` and `triggers`, and formats that contain each other.
 
 use crate::error::ApiError;
-use crate::output::{Marks, mark_regex};
+use crate::output::{Markers, marker_regex};
 use crate::prompt::special_token_escape::SpecialTokenEscaper;
 use ferrum_engine::grammar::{Grammar, lark_string, lark_token};
 use serde::Deserialize;
@@ -114,7 +114,7 @@ impl Ends {
 pub(super) fn grammar(
     document: Value,
     param: &str,
-    marks: &Marks<'_>,
+    markers: &Markers<'_>,
     special: &SpecialTokenEscaper,
 ) -> Result<Grammar, ApiError> {
     let invalid = |reason: String| ApiError::invalid(param, reason);
@@ -133,7 +133,7 @@ pub(super) fn grammar(
         }),
     };
     let mut rules = Rules {
-        marks,
+        markers,
         special,
         text: String::new(),
         parts: Vec::new(),
@@ -163,7 +163,7 @@ const ANY: &str = "TAGS_TEXT";
 
 /// A grammar in the making. Reasons of errors are texts.
 struct Rules<'a> {
-    marks: &'a Marks<'a>,
+    markers: &'a Markers<'a>,
     special: &'a SpecialTokenEscaper,
     text: String,
     parts: Vec<(String, Grammar)>,
@@ -303,9 +303,9 @@ impl Rules<'_> {
         let mut found = Vec::new();
         let mut texts = Vec::new();
         for end in ends {
-            match self.marks.token(end) {
+            match self.markers.token(end) {
                 Some(token) => found.push(format!("({ANY} {})", lark_token(token))),
-                None => texts.push(mark_regex(end)),
+                None => texts.push(marker_regex(end)),
             }
         }
         if !texts.is_empty() {
@@ -322,7 +322,7 @@ impl Rules<'_> {
     fn string(&self, text: &str) -> String {
         let parts = self.special.parts(text).into_iter();
         let parts = parts.map(|(part, is_token)| {
-            let token = self.marks.token(part).filter(|_| is_token);
+            let token = self.markers.token(part).filter(|_| is_token);
             token.map_or_else(|| lark_string(part), lark_token)
         });
         let parts: Vec<_> = parts.collect();
@@ -424,7 +424,7 @@ mod tests {
             ),
         ];
         for (i, (document, yes, no)) in cases.iter().enumerate() {
-            let grammar = grammar(document.clone(), "x", &Marks(tokenizer), &special).unwrap();
+            let grammar = grammar(document.clone(), "x", &Markers(tokenizer), &special).unwrap();
             let constraint = compiler.compile(&grammar);
             let constraint = constraint.unwrap_or_else(|e| panic!("case {i}: {e}: {grammar:?}"));
             let accepts = |text: &str| {
@@ -453,7 +453,7 @@ mod tests {
                 "no trigger begins the tag \"<y>\"",
             ),
         ] {
-            let error = grammar(document, "field", &Marks(tokenizer), &special).unwrap_err();
+            let error = grammar(document, "field", &Markers(tokenizer), &special).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -195,7 +195,7 @@ fn whole_answers_are_of_the_form() {
             must_call: case.must_call,
             structured: Some(&options).filter(|_| case.structured),
         };
-        let (grammar, _) = form.grammar(&Marks(&tokenizer));
+        let (grammar, _) = form.grammar(&Markers(&tokenizer));
         let constraint = compiler.compile(&grammar);
         let constraint = constraint.unwrap_or_else(|e| panic!("{e}: {grammar:?}"));
         let accepts = |text: &str| {

@@ -172,8 +172,8 @@ impl Demo {
     /// The grammar of calls that are required, or of free text with calls.
     fn compile(&self, format: CallFormat, must_call: bool, parallel: bool) -> Constraint {
         let functions = held_functions(!must_call);
-        let marks = Marks(&self.tokenizer);
-        let (rules, parts) = format.calls(&functions, &marks, parallel, must_call, !must_call);
+        let markers = Markers(&self.tokenizer);
+        let (rules, parts) = format.calls(&functions, &markers, parallel, must_call, !must_call);
         let start = if must_call { "calls" } else { "free" };
         let text = format!("start: {start}\n{rules}");
         let grammar = Grammar::Lark { text, parts };

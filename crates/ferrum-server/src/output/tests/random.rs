@@ -1,14 +1,14 @@
-//! Random texts made of marks and of what is between them: nothing panics, nothing is lost, and it does not
+//! Random texts made of markers and of what is between them: nothing panics, nothing is lost, and it does not
 //! matter where pieces end.
 
 use super::*;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Marks of all formats, and pieces of what they write.
+/// Markers of all formats, and pieces of what they write.
 fn fragments() -> Vec<&'static str> {
     let mut all: Vec<_> = CallFormat::all()
-        .flat_map(|f| f.definition().marks)
+        .flat_map(|f| f.definition().markers)
         .copied()
         .collect();
     all.sort_unstable();

@@ -62,7 +62,7 @@ pub(crate) async fn messages(
         };
         return Ok(sse::response(answers, shape));
     }
-    let (blocks, usage) = chat_output::whole(&mut answers, output).await?;
+    let (blocks, usage) = chat_output::collect_blocks(&mut answers, output).await?;
     Ok(Json(shape.message(&blocks, &usage)).into_response())
 }
 
@@ -84,7 +84,7 @@ pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<usiz
 
 pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
     let config = &app.config;
-    let mut options = GenerationOptions::one(body, lease)?;
+    let mut options = GenerationOptions::read_common(body, lease)?;
     let fields: request::Messaging = body.part()?;
     let Some(most) = fields.max_tokens else {
         return Err(ApiError::invalid("max_tokens", "it is missing"));
@@ -221,7 +221,7 @@ impl StreamEncoder for MessageEvents {
                 });
                 out.named(&AnthropicEvent::MessageStop);
             }
-            GenerationEvent::Prompt(..)
+            GenerationEvent::PromptLogprobs(..)
             | GenerationEvent::Embedding(..)
             | GenerationEvent::Failed(_) => {}
         }

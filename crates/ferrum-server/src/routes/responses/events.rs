@@ -161,7 +161,7 @@ impl StreamEncoder for ResponseEvents {
                     _ => ResponseChange::Completed { response },
                 });
             }
-            GenerationEvent::Prompt(..)
+            GenerationEvent::PromptLogprobs(..)
             | GenerationEvent::Embedding(..)
             | GenerationEvent::Failed(_) => {}
         }

@@ -73,7 +73,7 @@ pub(crate) async fn create(
         let shape = events::ResponseEvents::new(shape, output);
         return Ok(sse::response(answers, shape));
     }
-    let (blocks, usage) = chat_output::whole(&mut answers, output).await?;
+    let (blocks, usage) = chat_output::collect_blocks(&mut answers, output).await?;
     let response = shape.ended(&blocks, &usage);
     shape.keep(&response, &blocks);
     Ok(Json(response).into_response())
@@ -134,7 +134,7 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         Value::Null => default,
         value => value,
     };
-    let mut options = GenerationOptions::one(body, lease)?;
+    let mut options = GenerationOptions::read_common(body, lease)?;
     let fields: request::ResponsesRequest = body.part()?;
     let most = [("max_output_tokens", fields.max_output_tokens)];
     let most = max_tokens(&most, 1, config)?;

@@ -1,6 +1,6 @@
 //! What the requests took, as numbers for people and for programs.
 
-use super::target::{RequestFailure, Sample, Target};
+use super::target::{RequestFailure, RequestTiming, Target};
 use crate::args::BenchServeArgs;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub(super) struct Report {
     pace: Pace,
     asked: u32,
     seconds: f64,
-    samples: Vec<Sample>,
+    samples: Vec<RequestTiming>,
     /// How often, and the first message, of each kind of trouble.
     troubles: BTreeMap<String, (usize, String)>,
 }
@@ -28,7 +28,7 @@ impl Report {
         args: &BenchServeArgs,
         target: &Target,
         seconds: f64,
-        results: Vec<Result<Sample, RequestFailure>>,
+        results: Vec<Result<RequestTiming, RequestFailure>>,
     ) -> Self {
         let mut samples = Vec::new();
         let mut troubles = BTreeMap::new();
@@ -78,20 +78,20 @@ impl Report {
     fn times(&self) -> [(&'static str, &'static str, Spread); 4] {
         let samples = || self.samples.iter();
         // The first token has a time of its own.
-        let later = |sample: &Sample| sample.output_tokens.saturating_sub(1);
+        let later = |sample: &RequestTiming| sample.output_tokens.saturating_sub(1);
         let per_token = samples().filter(|sample| later(sample) > 0);
         let per_token =
-            per_token.map(|sample| (sample.total_s - sample.first_s) / later(sample) as f64);
+            per_token.map(|sample| (sample.total_s - sample.ttft_s) / later(sample) as f64);
         [
             (
                 "ttft_ms",
                 "time to first token",
-                Spread::of(samples().map(|s| s.first_s)),
+                Spread::of(samples().map(|s| s.ttft_s)),
             ),
             (
                 "itl_ms",
                 "between pieces",
-                Spread::of(samples().flat_map(|s| s.gaps_s.iter().copied())),
+                Spread::of(samples().flat_map(|s| s.itl_s.iter().copied())),
             ),
             ("tpot_ms", "per later token", Spread::of(per_token)),
             (

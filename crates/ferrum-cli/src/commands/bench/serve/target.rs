@@ -1,6 +1,6 @@
 //! The server that is measured: what is said to it, and when what comes back.
 
-use super::workload::{BenchRequest, Density, WORDS};
+use super::workload::{BenchRequest, TokenEstimate, WORDS};
 use crate::args::StreamRoute;
 use crate::failure::{Failure, Outcome};
 use crate::ui::say;
@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 const MAX_BODY: usize = 4 << 20;
 
 /// How long a server may take for anything. Waiting in its queue is what is measured.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// What a request took.
+/// The latencies and token counts of a request.
 #[derive(Debug)]
-pub(super) struct Sample {
-    /// Seconds until the first text.
-    pub(super) first_s: f64,
-    /// Seconds between pieces of text.
-    pub(super) gaps_s: Vec<f64>,
+pub(super) struct RequestTiming {
+    /// Time to the first token, in seconds.
+    pub(super) ttft_s: f64,
+    /// Inter-token latencies: seconds between chunks of text.
+    pub(super) itl_s: Vec<f64>,
     /// Seconds until the answer was complete.
     pub(super) total_s: f64,
     /// Tokens, where the server counts them.
@@ -89,9 +89,9 @@ impl Target {
         let variable = |name: &str| std::env::var(name).ok();
         let proxy = Proxy::from_env(variable);
         let timeouts = Timeouts {
-            connect: PATIENCE,
-            answer: PATIENCE,
-            stall: PATIENCE,
+            connect: TIMEOUT,
+            response: TIMEOUT,
+            read: TIMEOUT,
         };
         Ok(Self {
             client: Client::new(timeouts, proxy?),
@@ -171,7 +171,7 @@ impl Target {
     }
 
     /// Finds out what the server understands, and how words become tokens.
-    pub(super) async fn warm_up(&mut self) -> Outcome<Option<Density>> {
+    pub(super) async fn warm_up(&mut self) -> Outcome<Option<TokenEstimate>> {
         let mut counted = Vec::new();
         // Each word there is, so that their tokens have the mean that prompts will have.
         for words in [&WORDS[..1], &WORDS] {
@@ -181,7 +181,7 @@ impl Target {
                 seed: 0,
             };
             let sample = loop {
-                match self.ask(&asked).await {
+                match self.send(&asked).await {
                     Ok(sample) => break sample,
                     // Servers of other makers know fewer fields.
                     Err(trouble) if trouble.kind == "status 400" && self.ignores_end => {
@@ -198,13 +198,13 @@ impl Target {
             counted.extend(sample.prompt_tokens.map(|tokens| (n, tokens as f64)));
         }
         Ok(match counted.as_slice() {
-            [few, many] => Some(Density::of(*few, *many)),
+            [few, many] => Some(TokenEstimate::of(*few, *many)),
             _ => None,
         })
     }
 
     /// Sends a request, and reads its answer to the end.
-    pub(super) async fn ask(&self, asked: &BenchRequest) -> Result<Sample, RequestFailure> {
+    pub(super) async fn send(&self, asked: &BenchRequest) -> Result<RequestTiming, RequestFailure> {
         let body = self.body(asked);
         let request = self.request(Method::POST, self.route.path(), Some(&body))?;
         let started = Instant::now();
@@ -238,8 +238,8 @@ struct Stream {
     events: Events,
     started: Instant,
     last: Option<Instant>,
-    first_s: f64,
-    gaps_s: Vec<f64>,
+    ttft_s: f64,
+    itl_s: Vec<f64>,
     usage: Value,
     done: bool,
 }
@@ -250,8 +250,8 @@ impl Stream {
             events: Events::default(),
             started,
             last: None,
-            first_s: 0.0,
-            gaps_s: Vec::new(),
+            ttft_s: 0.0,
+            itl_s: Vec::new(),
             usage: Value::Null,
             done: false,
         }
@@ -277,26 +277,26 @@ impl Stream {
             return Ok(());
         }
         match self.last.replace(now) {
-            None => self.first_s = (now - self.started).as_secs_f64(),
-            Some(last) => self.gaps_s.push((now - last).as_secs_f64()),
+            None => self.ttft_s = (now - self.started).as_secs_f64(),
+            Some(last) => self.itl_s.push((now - last).as_secs_f64()),
         }
         Ok(())
     }
 
-    fn end(self) -> Result<Sample, RequestFailure> {
+    fn end(self) -> Result<RequestTiming, RequestFailure> {
         let total_s = self.started.elapsed().as_secs_f64();
         if !self.done {
             return Err(trouble("broken stream", "the stream ended before [DONE]"));
         }
-        let pieces = u64::from(self.last.is_some()) + self.gaps_s.len() as u64;
+        let pieces = u64::from(self.last.is_some()) + self.itl_s.len() as u64;
         let count = |name: &str| self.usage[name].as_u64();
-        Ok(Sample {
+        Ok(RequestTiming {
             // Tokens that are no text, such as half a character, may be all of an answer.
-            first_s: if pieces > 0 { self.first_s } else { total_s },
+            ttft_s: if pieces > 0 { self.ttft_s } else { total_s },
             total_s,
             prompt_tokens: count("prompt_tokens"),
             output_tokens: count("completion_tokens").unwrap_or(pieces),
-            gaps_s: self.gaps_s,
+            itl_s: self.itl_s,
         })
     }
 }
@@ -347,8 +347,8 @@ mod tests {
             stream.event(data, at(ms)).unwrap();
         }
         let sample = stream.end().unwrap();
-        assert!((sample.first_s - 0.010).abs() < 1e-9);
-        assert_eq!(sample.gaps_s.len(), 1);
+        assert!((sample.ttft_s - 0.010).abs() < 1e-9);
+        assert_eq!(sample.itl_s.len(), 1);
         assert_eq!((sample.prompt_tokens, sample.output_tokens), (Some(7), 3));
     }
 

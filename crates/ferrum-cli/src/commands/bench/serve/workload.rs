@@ -15,16 +15,16 @@ pub(super) const WORDS: [&str; 64] = [
     "music", "color", "paper", "mountain", "dog", "friend",
 ];
 
-/// How words become tokens, once a server has counted them.
+/// A linear estimate of the tokens of a prompt by its words, fitted to two prompts that a server has counted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Density {
+pub(super) struct TokenEstimate {
     /// Tokens of a prompt without words: what a template adds.
     pub(super) overhead: f64,
     /// Tokens of a word.
     pub(super) per_word: f64,
 }
 
-impl Default for Density {
+impl Default for TokenEstimate {
     fn default() -> Self {
         Self {
             overhead: 0.0,
@@ -33,7 +33,7 @@ impl Default for Density {
     }
 }
 
-impl Density {
+impl TokenEstimate {
     /// From two prompts: numbers of words and of tokens.
     pub(super) fn of(few: (f64, f64), many: (f64, f64)) -> Self {
         let per_word = ((many.1 - few.1) / (many.0 - few.0)).clamp(0.25, 16.0);
@@ -62,17 +62,17 @@ pub(super) struct Plan {
     seed: u64,
     prompt: Lengths,
     output: Lengths,
-    density: Density,
+    token_estimate: TokenEstimate,
 }
 
 impl Plan {
-    pub(super) fn new(args: &BenchServeArgs, density: Density) -> Self {
+    pub(super) fn new(args: &BenchServeArgs, token_estimate: TokenEstimate) -> Self {
         Self {
             requests: args.requests,
             seed: args.seed,
             prompt: args.prompt_tokens,
             output: args.output_tokens,
-            density,
+            token_estimate,
         }
     }
 
@@ -87,7 +87,7 @@ impl Plan {
         let mut length = |lengths: Lengths| lengths.draw(unit(&mut rng), unit(&mut rng));
         let (prompt, output_tokens) = (length(self.prompt), length(self.output));
         Some(BenchRequest {
-            prompt: words(&mut rng, self.density.words(prompt)),
+            prompt: words(&mut rng, self.token_estimate.words(prompt)),
             output_tokens,
             seed: rng.next_u64() >> 11,
         })
@@ -128,7 +128,7 @@ mod tests {
             seed,
             prompt: Lengths::Uniform(20, 40),
             output: Lengths::Fixed(7),
-            density: Density::of((10.0, 25.0), (110.0, 175.0)),
+            token_estimate: TokenEstimate::of((10.0, 25.0), (110.0, 175.0)),
         }
     }
 

@@ -3,35 +3,35 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// What is said in a recording.
+/// The text of a recording.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct SpeechText {
+pub(crate) struct Transcription {
     pub(crate) text: String,
 }
 
-/// The same with what is known of it (`verbose_json`).
+/// The text with times and language (`verbose_json`).
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct VerboseSpeech {
+pub(crate) struct VerboseTranscription {
     #[schema(inline)]
-    pub(crate) task: SpeechTask,
+    pub(crate) task: TranscriptionTask,
     /// Its code; null for a model that knows one language.
     #[schema(required)]
     pub(crate) language: Option<String>,
     /// Seconds.
     pub(crate) duration: f64,
     pub(crate) text: String,
-    pub(crate) segments: Vec<SpeechPart>,
+    pub(crate) segments: Vec<TranscriptionSegment>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum SpeechTask {
+pub(crate) enum TranscriptionTask {
     Transcribe,
     Translate,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct SpeechPart {
+pub(crate) struct TranscriptionSegment {
     pub(crate) id: usize,
     /// Seconds from the beginning.
     pub(crate) start: f64,
