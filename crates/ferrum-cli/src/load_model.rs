@@ -11,7 +11,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::DownloadScope;
-use ferrum_formats::kv_blocks::KvBlockName;
+use ferrum_formats::kv_blocks::KvBlockKey;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
@@ -35,7 +35,7 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
 pub(crate) fn identity(model: &Model) -> String {
     match model.source.identities() {
         Some(files) => serde_json::to_string(&files).unwrap_or_default(),
-        None => format!("demo {:?}", KvBlockName::root(DEMO, b"")),
+        None => format!("demo {:?}", KvBlockKey::root(DEMO, b"")),
     }
 }
 
