@@ -140,7 +140,7 @@ fn step<B: BackendState>(io: &mut Io<'_, B>, data: &Step, states: &mut B::Buffer
     let batch = batch(io, &data.seqs, &data.slots)?;
     let (x, gates) = (io.input("x", &data.x)?, io.input("gates", &data.gates)?);
     let params = io.floats("params", &data.params)?;
-    let len = batch.shape.tokens * data.shape.values();
+    let len = batch.shape.tokens * data.shape.value_width();
     let mut out = io.output("out", len)?;
     let inputs = LinearAttention {
         x: &x,

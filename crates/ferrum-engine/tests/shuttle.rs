@@ -7,8 +7,8 @@
 
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, FinishReason, Generation,
-    Health, Request, StepRunner, TaskConfig, TaskEngine, TaskModel,
+    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, FinishReason,
+    GenerationParams, Health, Request, StepRunner, TaskConfig, TaskEngine, TaskModel,
 };
 use ferrum_formats::{Gguf, ModelSource};
 use ferrum_models::{
@@ -169,9 +169,9 @@ impl StepRunner for Counter {
 const TOKENS: usize = 3;
 
 fn request(first: TokenId) -> Request {
-    let generation = Generation {
+    let generation = GenerationParams {
         max_tokens: TOKENS,
-        ..Generation::default()
+        ..GenerationParams::default()
     };
     Request::new(vec![first, first + 1], generation)
 }

@@ -144,7 +144,7 @@ fn find_slots(
     for (s, queries) in scratch.queries.iter().enumerate() {
         for i in 0..queries.len {
             let at = queries.first_index + i;
-            let (block, slot) = check::slot(op, batch.table(s), shape, at)?;
+            let (block, slot) = check::block_and_slot(op, batch.table(s), shape, at)?;
             scratch.items.push([block, slot, 0]);
         }
     }
@@ -286,7 +286,7 @@ fn check_blocks(
     let end = visible(queries.first_index + queries.len - 1).end;
     let mut at = start;
     while at < end {
-        check::slot(op, table, shape, at)?;
+        check::block_and_slot(op, table, shape, at)?;
         at = (at / shape.block_size + 1) * shape.block_size;
     }
     Ok(())

@@ -36,7 +36,7 @@ impl<'a> PackSource<'a> {
         };
         let expanded = || {
             Ok(PackSource::Values(
-                weights.expand(LOAD, cols)?,
+                weights.dequantize(LOAD, cols)?,
                 weights.rows(),
             ))
         };
@@ -76,7 +76,7 @@ pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
         QuantWeights::PackQuantized(layer) => (layer.bits, layer.groups_of_inputs()),
         QuantWeights::Fp8(layer) => return fp8::fits(layer) && layer.validate().is_ok(),
         QuantWeights::Gguf(part) => {
-            return weights.floats().is_some() || is_packed(part.ty);
+            return weights.as_dense().is_some() || is_packed(part.ty);
         }
     };
     group_of_input.is_ok_and(|group_of_input| fits(bits, &group_of_input))
@@ -142,7 +142,7 @@ pub(super) fn with_panels<T>(
     if let Some(part) = blocks.filter(|part| is_packed(part.ty)) {
         return f(&*pack::Packing::new(exec, &[part], cols, 1)?.panels()?);
     }
-    let part = weights.floats().or(taken.values());
+    let part = weights.as_dense().or(taken.values());
     let part = part.ok_or_else(|| Error::invalid(LOAD, "it is expanded first"))?;
     f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
 }

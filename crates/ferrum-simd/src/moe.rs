@@ -132,7 +132,7 @@ impl CpuExperts {
         }
         let values = experts
             .iter()
-            .map(|expert| expert.expand("load_layer_experts", shape.k));
+            .map(|expert| expert.dequantize("load_layer_experts", shape.k));
         let values = values.collect::<Result<Vec<_>>>()?;
         let parts = values
             .iter()

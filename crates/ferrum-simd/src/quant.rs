@@ -130,13 +130,13 @@ pub(crate) fn expand_stack(
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
     let op = "load_quant";
-    let floats: Option<Vec<_>> = parts.iter().map(GgufRows::floats).collect();
+    let floats: Option<Vec<_>> = parts.iter().map(GgufRows::as_dense).collect();
     if let Some(floats) = floats {
         return CpuWeight::stack(exec, &floats, cols, count);
     }
     let mut values = Vec::new();
     for part in parts {
-        values.extend(part.expand(op, cols)?);
+        values.extend(part.dequantize(op, cols)?);
     }
     let mut rest = &values[..];
     let part = |part: &GgufRows<'_>| {

@@ -2,7 +2,7 @@
 
 use crate::case::{Cases, both};
 use crate::io::{Check, Refusals, Trouble, wrong};
-use ferrum_kernels::{Backend, ColumnsShape, DeviceBuffer, UploadPiece};
+use ferrum_kernels::{Backend, CopyColumnsShape, DeviceBuffer, UploadPiece};
 use ferrum_types::{Element, Error};
 use half::{bf16, f16};
 
@@ -186,7 +186,7 @@ fn copy_columns<B: Backend, T: Sample>(device: &B, refused: &mut Refusals) -> Ch
     let src = device.from_slice(&data)?;
     let shape = |rows, len, src, dst| {
         let ((src_first, src_width), (dst_first, dst_width)) = (src, dst);
-        ColumnsShape {
+        CopyColumnsShape {
             rows,
             len,
             src_first,

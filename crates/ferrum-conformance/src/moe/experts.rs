@@ -11,7 +11,7 @@ use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertActivation, ExpertInput,
-    ExpertMaps, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
+    ExpertProjection, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -230,7 +230,7 @@ fn gemm_of<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Expe
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
     let bias = data.bias(io, "bias", 0)?;
-    let maps = ExpertMaps {
+    let maps = ExpertProjection {
         matrices: experts,
         bias: bias.as_ref(),
     };
@@ -286,7 +286,7 @@ fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> 
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
     let biases = [data.bias(io, "gate bias", 0)?, data.bias(io, "up bias", 1)?];
-    let maps = |i: usize, matrices| ExpertMaps {
+    let maps = |i: usize, matrices| ExpertProjection {
         matrices,
         bias: biases[i].as_ref(),
     };

@@ -16,7 +16,7 @@ use crate::panels::{
     LaneRows, PanelSource, Transposed, VECTOR, put_low_halves, put_vector, transpose,
 };
 use crate::simd::{LANES, Simd};
-use ferrum_types::check::{elements, weight_parts};
+use ferrum_types::check::{elements, check_weight_parts};
 use ferrum_types::{Error, MatShape, Result, SrcDtype, WeightPart};
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -262,7 +262,7 @@ impl<'a> Packing<'a> {
         cols: usize,
         count: usize,
     ) -> Result<Self> {
-        let rows = weight_parts(OP, parts, cols)?;
+        let rows = check_weight_parts(OP, parts, cols)?;
         let each_parts = parts.len().checked_div(count).unwrap_or(0);
         let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
         let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();

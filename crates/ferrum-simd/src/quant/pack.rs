@@ -11,7 +11,7 @@ use crate::memory::SharedBytes;
 use crate::panels::{LaneRows, PanelSource, first_lanes};
 use crate::simd::{ByteProducts, LANES, Simd};
 use ferrum_quant::unpack::{CodeValues, code_values};
-use ferrum_quant::weights::{GgufRows, quant_part};
+use ferrum_quant::weights::{GgufRows, check_quant_rows};
 use ferrum_types::{Error, GgufQuantType, MatShape, Result};
 use std::marker::PhantomData;
 
@@ -202,7 +202,7 @@ impl<'a> Packing<'a> {
         let mut row_bytes = 0;
         let mut rows = 0usize;
         for part in parts {
-            row_bytes = quant_part(OP, part, cols)?;
+            row_bytes = check_quant_rows(OP, part, cols)?;
             rows = rows
                 .checked_add(part.rows)
                 .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;
