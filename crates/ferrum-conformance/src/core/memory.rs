@@ -1,7 +1,7 @@
 //! Buffers: every element type, odd offsets, and nothing beyond what was asked for.
 
 use crate::case::{Cases, both};
-use crate::io::{Check, Refusals, Trouble, wrong};
+use crate::io::{CaseError, Check, Refusals, wrong};
 use ferrum_kernels::{Backend, CopyColumnsShape, DeviceBuffer, UploadPiece};
 use ferrum_types::{Element, Error};
 use half::{bf16, f16};
@@ -319,7 +319,7 @@ fn no_such_device<B: Backend>(device: &B) -> Check {
     }
     match B::open(devices.len() + 1000) {
         Err(Error::NoDevice { .. }) => Ok(()),
-        Err(error) => Err(Trouble::Error(error)),
+        Err(error) => Err(CaseError::Error(error)),
         Ok(_) => wrong("a device that is not in the list was opened"),
     }
 }

@@ -3,8 +3,9 @@
 use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Refusals, wrong};
 use ferrum_kernels::{
-    Act, BackendMoeFused, ExpertActivation, ExpertGroups, ExpertInput, ExpertProjection, ExpertShape,
-    GroupScore, Logits, MoeRouting, MoeShape, NormShape, Residual, RouteShape, WeightPart,
+    Act, BackendMoeFused, ExpertActivation, ExpertGroups, ExpertInput, ExpertProjection,
+    ExpertShape, GroupScore, Logits, MoeRouting, MoeShape, NormShape, Residual, RouteShape,
+    WeightPart,
 };
 use ferrum_types::{FloatElement, SrcDtype};
 
