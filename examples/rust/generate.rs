@@ -7,7 +7,9 @@
 //! A program of its own depends on `ferrum-engine`, `ferrum-formats` and `ferrum-models`, and on `serde_json`
 //! for the messages. Many sequences at once are the business of `ferrum_engine::Engine`, which batches them.
 
-use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Generation, KvDtype, generate};
+use ferrum_engine::{
+    BackendDispatch, BackendKind, BackendOptions, GenerationParams, KvDtype, generate,
+};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_formats::{Gguf, ModelSource};
@@ -47,10 +49,10 @@ pub(crate) fn answer(
     let mut session = device.load(&model, config, kv, &mut |_done, _total| {})?;
 
     // The default sampling is greedy: the likeliest token each time.
-    let wanted = Generation {
+    let wanted = GenerationParams {
         max_tokens: 256,
         stop_tokens: tokenizer.eos_ids().to_vec(),
-        ..Generation::default()
+        ..GenerationParams::default()
     };
     let mut written = Ok(());
     let stats = generate(&mut session, &tokenizer, &tokens, &wanted, &mut |text| {

@@ -7,11 +7,11 @@ use crate::ui::{self, Progress};
 use crate::weight_cache;
 use crate::{hub, input, ranks};
 use ferrum_engine::{
-    HeadLoad, KeptWeights, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
+    DraftHeadLoad, KeptWeights, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::DownloadScope;
-use ferrum_formats::kv_blocks::KvBlockName;
+use ferrum_formats::kv_blocks::KvBlockKey;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
 use ferrum_models::{Model, RunnerConfig, read_model};
@@ -35,7 +35,7 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
 pub(crate) fn fingerprint(model: &Model) -> String {
     match model.source.identities() {
         Some(files) => serde_json::to_string(&files).unwrap_or_default(),
-        None => format!("demo {:?}", KvBlockName::root(DEMO, b"")),
+        None => format!("demo {:?}", KvBlockKey::root(DEMO, b"")),
     }
 }
 
@@ -231,17 +231,19 @@ pub(crate) fn load_on(
     weights: &WeightCacheArgs,
     model: &Model,
     sizes: (RunnerConfig, KvDtype),
-    head: Option<HeadLoad<'_>>,
+    head: Option<DraftHeadLoad<'_>>,
 ) -> Outcome<Loaded> {
     if !placement.is_whole() {
         ui::detail(&format!("note: the layers are on {placement}"));
     }
-    let expanded = placement.expanded_types(model);
-    if !expanded.is_empty() {
-        let to = placement.expanded_to(model).map(|dtype| dtype.to_string());
+    let dequantized = placement.dequantized_types(model);
+    if !dequantized.is_empty() {
+        let to = placement
+            .dequantized_dtypes(model)
+            .map(|dtype| dtype.to_string());
         let to: Vec<_> = to.collect::<BTreeSet<_>>().into_iter().collect();
-        let (types, to) = (expanded.join(", "), to.join(" or "));
-        let note = format!("note: {types} weights are expanded to {to} at load");
+        let (types, to) = (dequantized.join(", "), to.join(" or "));
+        let note = format!("note: {types} weights are dequantised to {to} at load");
         // Where the weights fit the processor's caches anyway, that costs nothing worth a line.
         match model.keeps_blocks() {
             true => ui::say_once(&note),
@@ -254,7 +256,7 @@ pub(crate) fn load_on(
     let parts = (head, cache.as_ref());
     let LoadedParts {
         session,
-        head,
+        draft_head: head,
         kept,
     } = placement.load_parts(model, sizes, parts, progress)?;
     if let Some(kept) = &kept {

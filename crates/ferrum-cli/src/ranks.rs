@@ -59,7 +59,7 @@ pub(crate) fn begin(placement: Option<&PlacementArgs>) -> Outcome<Role> {
             let world = World::join()?;
             Group {
                 end: world.group(),
-                local: (world.local_rank(), world.local()),
+                local: (world.local_rank(), world.local_size()),
                 members: Members::Processes(world),
             }
         }
@@ -174,7 +174,7 @@ pub(crate) fn follow(placement: Option<&PlacementArgs>) -> Outcome {
     {
         ui::error(&format!("on rank {rank}: {error}"));
     }
-    world.end();
+    world.finalize();
     served.map_err(Failure::from)
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn end(outcome: &Outcome) {
                     Ok(()) => ui::error(&format!("rank {rank} ended the group: {reason}")),
                 }
             }
-            world.end();
+            world.finalize();
         }
         Members::Threads(threads) => {
             let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);

@@ -280,7 +280,7 @@ fn inspect_names_the_quantisation() {
         assert_eq!(value["quantization"], scheme);
         // A table of 259 × 64, one layer (43008 in matrices), three norms.
         assert_eq!(value["parameters"], 259 * 64 + 43_008 + 3 * 64, "{name}");
-        // Small enough to be expanded: f32, and in f16 the table and what was left alone.
+        // Small enough to be dequantised: f32, and in f16 the table and what was left alone.
         let half = 259 * 64 + if name == "llama-awq" { 64 * 128 } else { 0 };
         let weights = 4 * value["parameters"].as_u64().unwrap() - 2 * half;
         assert_eq!(value["memory_plan"]["weights_bytes"], weights, "{name}");

@@ -178,8 +178,8 @@ fn quiet_says_nothing_and_verbose_says_how_fast() {
         let (text, words) = run(&[flag]);
         assert_eq!(text, plain);
         assert!(words.contains("tokens/s"), "{words}");
-        // With --verbose, the note about expanded weights is printed once.
-        assert_eq!(words.matches("expanded to f32").count(), 1, "{words}");
+        // With --verbose, the note about dequantised weights is printed once.
+        assert_eq!(words.matches("dequantised to f32").count(), 1, "{words}");
     }
     // Before the command, too; and errors are always said.
     let output = ferrum(&["-q", "run", "--model", "none.gguf", "hi"]);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Where a process finds the driver; `None`, said aloud, where it cannot be built.
 fn driver() -> Option<PathBuf> {
-    match ferrum_cuda_emulator::folder() {
+    match ferrum_cuda_emulator::library_dir() {
         Ok(folder) => Some(folder),
         Err(reason) => {
             println!("skipped: {reason}");

@@ -451,7 +451,7 @@ mod processes {
     /// Ranks on CUDA devices wait for each other inside a collective of the device, which only the watch over the group ends.
     #[test]
     fn a_rank_on_a_cuda_device_that_is_killed_ends_the_job() {
-        let driver = match ferrum_cuda_emulator::folder() {
+        let driver = match ferrum_cuda_emulator::library_dir() {
             Ok(folder) => folder,
             Err(reason) => {
                 println!("skipped: {reason}");

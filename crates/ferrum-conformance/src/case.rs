@@ -2,7 +2,7 @@
 
 use crate::compare::{Tolerance, compare, compare_rows};
 use crate::data::Rng;
-use crate::io::{Check, Fault, Io, Output, Refusals, Trouble};
+use crate::io::{CaseError, Check, Fault, Io, Output, Refusals};
 use crate::report::{Outcome, Report};
 use ferrum_kernels::{Backend, reference::ReferenceBackend};
 use ferrum_types::{Element, Error, FloatElement};
@@ -34,11 +34,11 @@ impl<B: Backend> Case<B> {
         // The case owns nothing that outlives a panic, and the device is what is being tested.
         match catch_unwind(AssertUnwindSafe(|| (self.run)(device, fault))) {
             Ok(Ok(nmse)) => Outcome::Passed { nmse },
-            Ok(Err(Trouble::Wrong(reason))) => Outcome::Failed(reason),
-            Ok(Err(Trouble::Error(error @ Error::Unsupported { .. }))) => {
+            Ok(Err(CaseError::Wrong(reason))) => Outcome::Failed(reason),
+            Ok(Err(CaseError::Error(error @ Error::Unsupported { .. }))) => {
                 Outcome::Skipped(error.to_string())
             }
-            Ok(Err(Trouble::Error(error))) => Outcome::Failed(format!("error: {error}")),
+            Ok(Err(CaseError::Error(error))) => Outcome::Failed(format!("error: {error}")),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -100,32 +100,32 @@ pub(crate) fn label(
     }
 }
 
-/// Three ways to one result: an op on the backend under test, the same on the reference, and its
+/// Three implementations of an op: on the backend under test, on the reference, and as a
 /// formula. `D` is the op's input on the host.
-pub(crate) struct Probe<B: Backend, D> {
+pub(crate) struct OpImplementations<B: Backend, D> {
     pub(crate) run: fn(&mut Io<'_, B>, &D) -> Check,
     pub(crate) reference: fn(&mut Io<'_, ReferenceBackend>, &D) -> Check,
     pub(crate) formula: fn(&D) -> Vec<Vec<f64>>,
 }
 
-/// A [`Probe`] of the generic function `$run` and of `$formula`.
-macro_rules! probe {
+/// The [`OpImplementations`] of the generic function `$run` and of `$formula`.
+macro_rules! implementations {
     ($run:ident, $formula:expr) => {
-        $crate::case::Probe {
+        $crate::case::OpImplementations {
             run: $run::<B>,
             reference: $run::<ferrum_kernels::reference::ReferenceBackend>,
             formula: $formula,
         }
     };
     ($run:ident, $k:ident, $formula:expr) => {
-        $crate::case::Probe {
+        $crate::case::OpImplementations {
             run: $run::<B, $k>,
             reference: $run::<ferrum_kernels::reference::ReferenceBackend, $k>,
             formula: $formula,
         }
     };
 }
-pub(crate) use probe;
+pub(crate) use implementations;
 
 /// The generic function `$run` for the backend under test and for the reference.
 macro_rules! both {
@@ -170,7 +170,7 @@ impl<B: Backend> Cases<B> {
         &mut self,
         label: Label,
         make: impl Fn(&mut Rng) -> D + 'static,
-        probe: Probe<B, D>,
+        implementations: OpImplementations<B, D>,
     ) {
         let Label {
             op,
@@ -181,19 +181,19 @@ impl<B: Backend> Cases<B> {
         let seed = format!("{op} {dtype} {name}");
         self.push((op, dtype, name), true, move |device, fault| {
             let data = make(&mut Rng::new(&seed, round::<B>));
-            let found = outputs(device, fault, &data, probe.run)?;
+            let found = outputs(device, fault, &data, implementations.run)?;
             let expected: Vec<Vec<f64>> = if B::NAME == ReferenceBackend::NAME {
-                (probe.formula)(&data)
+                (implementations.formula)(&data)
             } else {
                 let outputs = outputs(
                     &ReferenceBackend::new(),
                     Fault::None,
                     &data,
-                    probe.reference,
+                    implementations.reference,
                 )?;
                 outputs.into_iter().map(|output| output.values).collect()
             };
-            compare_all(&found, expected, tolerance).map_err(Trouble::Wrong)
+            compare_all(&found, expected, tolerance).map_err(CaseError::Wrong)
         });
     }
 
@@ -210,13 +210,13 @@ impl<B: Backend> Cases<B> {
             let data = make(&mut Rng::new(&seed, round::<B>));
             let a = joined(outputs(device, fault, &data, one)?);
             let b = joined(outputs(device, Fault::None, &data, other)?);
-            compare_rows(device.batch_invariance(), &a, &b).map_err(Trouble::Wrong)
+            compare_rows(device.batch_invariance(), &a, &b).map_err(CaseError::Wrong)
         });
     }
 
-    /// Each buffer in turn is one element too short, which must be [`Error::Shape`], the same as on
+    /// Checks that a buffer one element too short is refused, each in turn: with [`Error::Shape`], the same as on
     /// the reference.
-    pub(crate) fn short<D: 'static>(
+    pub(crate) fn rejects_short_buffers<D: 'static>(
         &mut self,
         (op, dtype): (&'static str, &'static str),
         make: impl Fn(&mut Rng) -> D + 'static,
@@ -231,21 +231,21 @@ impl<B: Backend> Cases<B> {
             for (i, buffer) in buffers.iter().enumerate() {
                 let result = run(&mut Io::shortened(device, i)?, &data);
                 let found = match result {
-                    Err(Trouble::Error(error @ Error::Shape { .. })) => error,
+                    Err(CaseError::Error(error @ Error::Shape { .. })) => error,
                     other => {
                         let found = match other {
-                            Err(Trouble::Error(error)) => format!("the error \"{error}\""),
-                            Ok(()) | Err(Trouble::Wrong(_)) => "no error".to_owned(),
+                            Err(CaseError::Error(error)) => format!("the error \"{error}\""),
+                            Ok(()) | Err(CaseError::Wrong(_)) => "no error".to_owned(),
                         };
-                        return Err(Trouble::Wrong(format!(
+                        return Err(CaseError::Wrong(format!(
                             "{buffer} one element too short gave {found}, expected a shape error"
                         )));
                     }
                 };
                 match reference(&mut Io::shortened(&ReferenceBackend::new(), i)?, &data) {
-                    Err(Trouble::Error(expected)) if expected == found => {}
+                    Err(CaseError::Error(expected)) if expected == found => {}
                     other => {
-                        return Err(Trouble::Wrong(format!(
+                        return Err(CaseError::Wrong(format!(
                             "{buffer} one element too short gave \"{found}\", \
                              the reference gives {other:?}"
                         )));

@@ -3,7 +3,7 @@
 
 use crate::case::{Cases, act_name};
 use crate::compare::{Tolerance, compare};
-use crate::io::{Check, Trouble, wrong};
+use crate::io::{CaseError, Check, wrong};
 use crate::runtime::{acts, expect_values};
 use ferrum_kernels::{
     BackendCollective, BatchInvariance, GroupHandle, LocalGroup, NormShape, ParallelNorm, ReduceOp,
@@ -105,7 +105,7 @@ fn in_group<B: BackendCollective, T: Send>(
         threads.into_iter().map(|t| t.join().ok()).collect()
     });
     let all = results.into_iter().map(|result| match result {
-        Some(result) => result.map_err(Trouble::Error),
+        Some(result) => result.map_err(CaseError::Error),
         None => wrong("a rank panicked"),
     });
     all.collect()
@@ -296,7 +296,7 @@ fn group_norm<B: BackendCollective>(devices: &[B], size: usize) -> Check {
             let expected: Vec<f64> = range.clone().map(normed).collect();
             let found: Vec<f64> = found.iter().map(|x| f64::from(x.to_f32())).collect();
             let what = format!("row {row} on rank {rank}");
-            compare(&what, &found, &expected, tolerance).map_err(Trouble::Wrong)?;
+            compare(&what, &found, &expected, tolerance).map_err(CaseError::Wrong)?;
         }
     }
     Ok(())

@@ -61,7 +61,7 @@ impl Rng {
     }
 
     /// Values around 1, as norm weights are.
-    pub(crate) fn gains(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn norm_weights(&mut self, len: usize) -> Vec<f32> {
         let values = self.floats(len, 0.3);
         values.into_iter().map(|x| 1.0 + x).collect()
     }

@@ -4,10 +4,10 @@
 //! a format occurs, not only those that a quantiser would choose. What the bytes mean is asked of
 //! `ferrum-quant`, which is tested against the `gguf` Python package.
 
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
-use crate::io::{Check, Io, Trouble, wrong};
+use crate::io::{CaseError, Check, Io, wrong};
 use crate::naive;
 use ferrum_kernels::{BackendQuantGguf, GemmShape, GgufRows, MatShape, RowShape};
 use ferrum_quant::dequantize;
@@ -332,7 +332,7 @@ fn wrong_product<B: BackendQuantGguf>(device: &B) -> Check {
         let shape = GemmShape { rows: 2, n, k };
         match B::gemm_quant(&mut io.ctx, &x, &weight, &mut out, shape) {
             Err(Error::Shape { .. } | Error::InvalidArgument { .. }) => {}
-            Err(error) => return Err(Trouble::Error(error)),
+            Err(error) => return Err(CaseError::Error(error)),
             Ok(()) => return wrong(format!("[3, 64] used as [{n}, {k}] gave no error")),
         }
     }
@@ -348,11 +348,15 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
             let (rows, n, blocks) = dims;
             let text = format!("[{rows}, {blocks} blocks] × [{n}, {blocks} blocks]");
             let make = move |rng: &mut Rng| make(rng, ty, dims, 1.0);
-            cases.add(case(text), make, probe!(gemm_quant, gemm_formula));
+            cases.add(case(text), make, implementations!(gemm_quant, gemm_formula));
         }
         for (text, scale) in [("large values", 1e4), ("tiny values", 1e-6), ("zeros", 0.0)] {
             let make = move |rng: &mut Rng| make(rng, ty, (3, 33, 2), scale);
-            cases.add(case(text.into()), make, probe!(gemm_quant, gemm_formula));
+            cases.add(
+                case(text.into()),
+                make,
+                implementations!(gemm_quant, gemm_formula),
+            );
         }
         let spiky = move |rng: &mut Rng| {
             let mut data = make(rng, ty, (4, 40, 2), 1.0);
@@ -362,7 +366,7 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         cases.add(
             case("outliers in x".into()),
             spiky,
-            probe!(gemm_quant, gemm_formula),
+            implementations!(gemm_quant, gemm_formula),
         );
         let many = move |rng: &mut Rng| make(rng, ty, (40, 37, 3), 1.0);
         let text = "rows alone and together";
@@ -373,7 +377,7 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         let id = ("gemm_quant", ty.name(), text);
         cases.same(id, some, gemm_quant::<B>, gemm_strided::<B>);
         let few = move |rng: &mut Rng| make(rng, ty, (3, 7, 1), 1.0);
-        cases.short(("gemm_quant", ty.name()), few, both!(gemm_quant));
+        cases.rejects_short_buffers(("gemm_quant", ty.name()), few, both!(gemm_quant));
     }
     for rows in [1, 3, 9] {
         let text = format!("{rows} rows, parts of several types");
@@ -381,7 +385,7 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         cases.add(
             case,
             move |rng| make_fused(rng, rows),
-            probe!(gemm_quant, gemm_formula),
+            implementations!(gemm_quant, gemm_formula),
         );
     }
     let many = |rng: &mut Rng| make_fused(rng, 40);
@@ -406,16 +410,16 @@ fn lookup_cases<B: BackendQuantGguf>(cases: &mut Cases<B>) {
             let text = format!("9 of [{n}, {blocks} blocks]");
             let case = label(op, ty.name(), Tolerance::NORM, text);
             let make = move |rng: &mut Rng| make(rng, ty, (0, n, blocks), 1.0);
-            cases.add(case, make, probe!(lookup, lookup_formula));
+            cases.add(case, make, implementations!(lookup, lookup_formula));
         }
         let few = move |rng: &mut Rng| make(rng, ty, (0, 10, 1), 1.0);
-        cases.short((op, ty.name()), few, both!(lookup));
+        cases.rejects_short_buffers((op, ty.name()), few, both!(lookup));
     }
     let case = label(op, "mixed", Tolerance::NORM, "parts of several types");
     cases.add(
         case,
         |rng| make_fused(rng, 0),
-        probe!(lookup, lookup_formula),
+        implementations!(lookup, lookup_formula),
     );
 }
 

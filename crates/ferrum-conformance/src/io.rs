@@ -18,22 +18,22 @@ const NO_INDEX: i32 = i32::MIN + 7;
 
 /// Why a case did not pass.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum CaseError {
     /// The backend returned an error.
     Error(Error),
     /// The backend did something that it must not do.
     Wrong(String),
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for CaseError {
     fn from(error: Error) -> Self {
-        Trouble::Error(error)
+        CaseError::Error(error)
     }
 }
 
-/// `Trouble::Wrong` with a formatted sentence.
+/// `CaseError::Wrong` with a formatted sentence.
 pub(crate) fn wrong<T>(sentence: impl Into<String>) -> Check<T> {
-    Err(Trouble::Wrong(sentence.into()))
+    Err(CaseError::Wrong(sentence.into()))
 }
 
 /// What a backend refused in a case, and how.
@@ -78,7 +78,7 @@ impl Refusals {
 }
 
 /// What a step of a case returns.
-pub(crate) type Check<T = ()> = Result<T, Trouble>;
+pub(crate) type Check<T = ()> = Result<T, CaseError>;
 
 /// Tampering with the first result of a run, as a wrong kernel would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! As in [`crate::marlin`], the suite packs what it made up, and multiplies with what that means.
 
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -474,7 +474,7 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
             let name = format!("{text}, [{rows}, {k}] × [{n}, {k}]");
             let make = move |rng: &mut Rng| Fused::make(rng, &[(scheme, n)], rows, k);
             let case = label(op, dtype, Tolerance::QUANTIZED, name);
-            cases.add(case, make, probe!(gemm, formula));
+            cases.add(case, make, implementations!(gemm, formula));
         }
         let name = format!("{text}, rows alone and together");
         let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 96)], 40, 256);
@@ -485,7 +485,7 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
                 let name = format!("{text}, [{rows}, {k}] × [{n}, {k}]");
                 let make = move |rng: &mut Rng| Fused::make(rng, &[(scheme, n)], rows, k);
                 let case = label(op, dtype, Tolerance::TWICE_ROUNDED, name);
-                cases.add(case, make, probe!(gemm, formula));
+                cases.add(case, make, implementations!(gemm, formula));
             }
             let name = format!("{text}, 70 rows alone and together");
             let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 40)], 70, 256);
@@ -505,11 +505,11 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
         let name = format!("{rows} rows times parts of several schemes");
         let make = move |rng: &mut Rng| Fused::make(rng, &fused, rows, 128);
         let case = label(op, "mixed", Tolerance::QUANTIZED, name);
-        cases.add(case, make, probe!(gemm, formula));
+        cases.add(case, make, implementations!(gemm, formula));
     }
     for (dtype, scheme) in [("packed4", GROUPS), ("fp8", FLOAT8)] {
         let few = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 32)], 3, 64);
-        cases.short((op, dtype), few, both!(gemm));
+        cases.rejects_short_buffers((op, dtype), few, both!(gemm));
     }
     cases.check(
         ("load_layers_fused", "-", "tensors of the wrong size"),

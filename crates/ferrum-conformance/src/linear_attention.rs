@@ -1,6 +1,6 @@
 //! Linear attention over states that decay: both rules, over prompts, chunks and decode, and what is refused.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals};
@@ -140,7 +140,7 @@ fn step<B: BackendState>(io: &mut Io<'_, B>, data: &Step, states: &mut B::Buffer
     let batch = batch(io, &data.seqs, &data.slots)?;
     let (x, gates) = (io.input("x", &data.x)?, io.input("gates", &data.gates)?);
     let params = io.floats("params", &data.params)?;
-    let len = batch.shape.tokens * data.shape.values();
+    let len = batch.shape.tokens * data.shape.value_width();
     let mut out = io.output("out", len)?;
     let inputs = LinearAttention {
         x: &x,
@@ -339,7 +339,7 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
                 Tolerance::F32_ATTENTION,
                 format!("{rule_name}: {name}"),
             );
-            cases.add(case, make, probe!(attention, formula));
+            cases.add(case, make, implementations!(attention, formula));
         }
         let base = Spec { rule, ..BASE };
         let long = Spec {
@@ -354,7 +354,7 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
         cases.same((op, act, &text), make_base, attention::<B>, one_by_one::<B>);
     }
     let make_base = |rng: &mut Rng| make(rng, BASE);
-    cases.short((op, act), make_base, both!(attention));
+    cases.rejects_short_buffers((op, act), make_base, both!(attention));
     cases.refuses((op, act, "settings that do not fit"), both!(refusals));
     cases
 }

@@ -3,7 +3,7 @@
 //! The expectation never unpacks anything: the suite makes up codes, zero points and scales, packs
 //! them itself, and multiplies with `(code - zero) · scale`.
 
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -393,7 +393,7 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
     kind_cases(&mut cases, Kind::Awq, "gemm layout");
     for kind in [2, 3, 4, 8].map(Kind::gptq).into_iter().chain([Kind::Awq]) {
         let few = move |rng: &mut Rng| make(rng, kind, (3, 32, 64, 32), 1.0);
-        cases.short(("gemm_gptq", kind.dtype()), few, both!(gemm_gptq));
+        cases.rejects_short_buffers(("gemm_gptq", kind.dtype()), few, both!(gemm_gptq));
     }
     cases.check(
         ("load_gptq", "-", "tensors of the wrong size"),
@@ -409,14 +409,14 @@ fn kind_cases<B: BackendQuantMarlin>(cases: &mut Cases<B>, kind: Kind, text: &st
         let (rows, n, k, group) = dims;
         let name = format!("{text}, [{rows}, {k}] × [{n}, {k}], groups of {group}");
         let make = move |rng: &mut Rng| make(rng, kind, dims, 1.0);
-        cases.add(case(name), make, probe!(gemm_gptq, formula));
+        cases.add(case(name), make, implementations!(gemm_gptq, formula));
     }
     for (name, scale) in [("large values", 1e4), ("tiny values", 1e-6), ("zeros", 0.0)] {
         let make = move |rng: &mut Rng| make(rng, kind, (3, 32, 96, 32), scale);
         cases.add(
             case(format!("{text}, {name}")),
             make,
-            probe!(gemm_gptq, formula),
+            implementations!(gemm_gptq, formula),
         );
     }
     let many = move |rng: &mut Rng| make(rng, kind, (40, 32, 128, 32), 1.0);

@@ -1,7 +1,7 @@
 //! What surrounds the ops: host memory, graphs, timers.
 
 use crate::case::{Cases, act_name};
-use crate::io::{Check, Trouble, wrong};
+use crate::io::{CaseError, Check, wrong};
 use ferrum_kernels::{
     Act, AttnConfig, Backend, BackendGraph, BackendKvDtype, BackendTimer, BatchShape, DeviceBatch,
     GraphRun, KvF32, KvLayer, PagedKvShape,
@@ -159,7 +159,7 @@ fn several_keys<B: BackendGraph>(device: &B) -> Check {
         for (key, body) in bodies.iter_mut().enumerate() {
             let body = body
                 .as_mut()
-                .map_err(|error| Trouble::Error(error.clone()))?;
+                .map_err(|error| CaseError::Error(error.clone()))?;
             body.run(&mut ctx, key as u64 * 1000, round as f32 + key as f32)?;
         }
     }
@@ -181,7 +181,7 @@ fn failing_body<B: BackendGraph>(device: &B) -> Check {
     for _ in 0..2 {
         match B::run_graph(&mut ctx, 3, &mut |ctx| B::add_inplace(ctx, &mut x, &y, 6)) {
             Err(Error::Shape { .. }) => {}
-            Err(error) => return Err(Trouble::Error(error)),
+            Err(error) => return Err(CaseError::Error(error)),
             Ok(run) => return wrong(format!("a body that fails gave {run:?}")),
         }
     }

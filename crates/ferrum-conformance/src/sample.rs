@@ -1,10 +1,10 @@
 //! Choosing tokens. The formula decides of each token by itself whether it is left in question, from how many are
 //! before it and how probable these are together.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
-use crate::io::{Check, Fault, Io, Refusals, Trouble};
+use crate::io::{CaseError, Check, Fault, Io, Refusals};
 use ferrum_kernels::{
     BackendSample, DeviceSampling, LogitAdjustment, MAX_LOGPROBS, NoToken, RowSampling,
     SampleBatch, SampleShape, Sampled,
@@ -317,7 +317,7 @@ pub(crate) fn cases<B: BackendSample>() -> Cases<B> {
         for vocab in [1, 31, 257, 1003] {
             let make = move |rng: &mut Rng| Rows::new(rng, (9, vocab), |_, _| row);
             let case = of(format!("{name}, 9 of {vocab}"));
-            cases.add(case, make, probe!(tokens, tokens_formula));
+            cases.add(case, make, implementations!(tokens, tokens_formula));
         }
     }
     for (rows, vocab, changes, masked) in [
@@ -334,7 +334,7 @@ pub(crate) fn cases<B: BackendSample>() -> Cases<B> {
         let case = of(format!(
             "any settings, {rows} of {vocab}, {changes} changes, {mask}"
         ));
-        cases.add(case, make, probe!(tokens, tokens_formula));
+        cases.add(case, make, implementations!(tokens, tokens_formula));
     }
     more_cases(&mut cases, act);
     cases
@@ -357,7 +357,7 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
     cases.add(
         of("a last token that the host does not know"),
         make,
-        probe!(tokens, tokens_formula),
+        implementations!(tokens, tokens_formula),
     );
     // Many equals, on both sides of each cut.
     let make = |rng: &mut Rng| {
@@ -365,7 +365,7 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
         data.logits.iter_mut().for_each(|x| *x = x.round());
         data
     };
-    cases.add(of("equals"), make, probe!(tokens, tokens_formula));
+    cases.add(of("equals"), make, implementations!(tokens, tokens_formula));
     let make = |rng: &mut Rng| {
         let dim = 70;
         let mut data = Rows::new(rng, (12, dim), |_, index| match index % 2 {
@@ -392,7 +392,7 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
     cases.add(
         of("NaN and infinities"),
         make,
-        probe!(tokens, tokens_formula),
+        implementations!(tokens, tokens_formula),
     );
     let make = |rng: &mut Rng| {
         let settings = |rng: &mut Rng, _| RowSampling {
@@ -407,9 +407,13 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
         Tolerance::ELEMENTWISE,
         "log-probabilities",
     );
-    cases.add(case, make, probe!(with_logprobs, logprobs_formula));
+    cases.add(
+        case,
+        make,
+        implementations!(with_logprobs, logprobs_formula),
+    );
     let make = |rng: &mut Rng| Rows::new(rng, (3, 7), |_, _| WARM);
-    cases.short(("sample_rows", act), make, both!(tokens));
+    cases.rejects_short_buffers(("sample_rows", act), make, both!(tokens));
     cases.refuses(
         ("sample_rows", act, "settings out of range"),
         both!(refuses),
@@ -464,7 +468,7 @@ fn refuses<B: BackendSample>(device: &B, refused: &mut Refusals) -> Check {
     ];
     let mut refuse = |what: &str, data: &Rows| {
         let result = match tokens(&mut Io::new(device, Fault::None)?, data) {
-            Err(Trouble::Error(error)) => Err(error),
+            Err(CaseError::Error(error)) => Err(error),
             Err(wrong) => return Err(wrong),
             Ok(()) => Ok(()),
         };

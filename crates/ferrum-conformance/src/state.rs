@@ -1,6 +1,6 @@
 //! Recurrent states: copies of them, and the short convolution that begins with one.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals};
@@ -296,7 +296,7 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
         change(&mut spec);
         let make = move |rng: &mut Rng| make(rng, spec);
         let case = label(op, act, Tolerance::NORM, *name);
-        cases.add(case, make, probe!(conv, conv_formula));
+        cases.add(case, make, implementations!(conv, conv_formula));
     }
     let long = Spec {
         seqs: &[30],
@@ -308,7 +308,7 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
     let text = "a sequence alone and in a batch";
     let make_base = |rng: &mut Rng| make(rng, BASE);
     cases.same((op, act, text), make_base, conv::<B>, one_by_one::<B>);
-    cases.short((op, act), make_base, both!(conv));
+    cases.rejects_short_buffers((op, act), make_base, both!(conv));
     cases.refuses((op, act, "settings that do not fit"), both!(refusals));
 
     let op = "copy_states";
@@ -329,7 +329,7 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
             states: rng.floats(slots * elements, 1.0),
         };
         let case = label(op, "f32", Tolerance::EXACT, name);
-        cases.add(case, make, probe!(copies, copies_formula));
+        cases.add(case, make, implementations!(copies, copies_formula));
     }
     let make = |rng: &mut Rng| Copies {
         shape: StateShape {
@@ -339,6 +339,6 @@ pub(crate) fn cases<B: BackendState>() -> Cases<B> {
         pairs: vec![(1, 2)],
         states: rng.floats(36, 1.0),
     };
-    cases.short((op, "f32"), make, both!(copies));
+    cases.rejects_short_buffers((op, "f32"), make, both!(copies));
     cases
 }

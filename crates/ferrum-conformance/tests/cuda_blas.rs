@@ -2,7 +2,7 @@
 //! because the library counts the products of the process.
 
 use ferrum_conformance::{Filter, run_cuda};
-use ferrum_cuda_emulator::blas_products;
+use ferrum_cuda_emulator::gemm_calls;
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
 use half::bf16;
 
@@ -13,14 +13,14 @@ fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
         return;
     }
     let products = |batch_invariant: bool| {
-        let before = blas_products();
+        let before = gemm_calls();
         let options = CudaOptions { batch_invariant };
         let device = CudaBackend::<bf16>::open_with(0, options).expect("the emulator opens");
         let report = run_cuda(&device, &Filter::new("[150, 200] × [264, 200]"));
         let failures = report.failures();
         assert!(failures.is_empty(), "{}", failures.join("\n"));
         assert!(report.counts().passed > 0, "nothing ran");
-        blas_products() - before
+        gemm_calls() - before
     };
     assert_eq!(products(true), 0);
     assert!(products(false) > 0);

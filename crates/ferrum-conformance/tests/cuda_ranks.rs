@@ -2,7 +2,7 @@
 //! the number of devices is one of the process, and so is the count of collectives.
 
 use ferrum_conformance::{Filter, Report, run_collective_on};
-use ferrum_cuda_emulator::{load_devices, lose_rank, nccl_collectives, reset};
+use ferrum_cuda_emulator::{clear_error, load_devices, lose_rank, nccl_collectives};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, GraphRun, GroupHandle, LocalGroup, ReduceOp,
@@ -173,7 +173,7 @@ fn the_stand_in_notices_ranks_that_disagree() {
         CudaBackend::all_reduce(ctx, &mut buffer, 3 + rank, ReduceOp::Sum)?;
         CudaBackend::sync(ctx)
     });
-    reset();
+    clear_error();
     let Some(found) = found else { return };
     let told: Vec<String> = found
         .into_iter()

@@ -12,7 +12,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ferrum_engine::{Engine, EngineConfig, Generation, Request, StepRunner};
+use ferrum_engine::{Engine, EngineConfig, GenerationParams, Request, StepRunner};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
 use ferrum_models::{
@@ -187,9 +187,9 @@ fn measure(case: Case, tokens: usize, tokenizer: &Arc<Tokenizer>) -> Measured {
     let engine = Engine::start(runner, Some(Arc::clone(tokenizer)), config).unwrap();
     let handle = engine.handle();
     let request = |seq: usize| {
-        let mut generation = Generation {
+        let mut generation = GenerationParams {
             max_tokens: tokens,
-            ..Generation::default()
+            ..GenerationParams::default()
         };
         if seq < case.sampled {
             generation.sampling.temperature = 1.0;

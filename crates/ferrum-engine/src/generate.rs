@@ -7,9 +7,9 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_types::{Error, Result, TokenId};
 use std::time::{Duration, Instant};
 
-/// Parameters of a generation.
+/// Parameters of the generation of one text.
 #[derive(Clone, Debug, Default)]
-pub struct Generation {
+pub struct GenerationParams {
     /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// Most tokens to generate; fewer when the context ends before.
@@ -27,7 +27,7 @@ pub struct Generation {
     pub show_special_tokens: bool,
 }
 
-impl Generation {
+impl GenerationParams {
     /// Says when the text is at a stop string.
     pub(crate) fn stop_matcher(&self) -> StopMatcher {
         StopMatcher::new(&self.stop).including_stop(self.include_stop)
@@ -84,7 +84,7 @@ pub fn generate(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
-    wanted: &Generation,
+    wanted: &GenerationParams,
     on_text: &mut dyn FnMut(&str) -> bool,
 ) -> Result<GenerationStats> {
     generate_with_images(session, tokenizer, (prompt, &[]), wanted, on_text)
@@ -98,7 +98,7 @@ pub fn generate_with_images(
     session: &mut Session,
     tokenizer: &Tokenizer,
     (prompt, images): (&[TokenId], &[PromptImage]),
-    wanted: &Generation,
+    wanted: &GenerationParams,
     on_text: &mut dyn FnMut(&str) -> bool,
 ) -> Result<GenerationStats> {
     let mut sampler = wanted.sampler(prompt.len(), 0)?;

@@ -1,11 +1,11 @@
 //! [`StoredEntry`]: the bytes of a prefix-cache entry outside of the device.
 
-use ferrum_formats::kv_blocks::KvBlockName;
+use ferrum_formats::kv_blocks::KvBlockKey;
 use std::fmt;
 
 /// An entry in an offload tier.
 pub(crate) struct StoredEntry {
-    pub(crate) name: KvBlockName,
+    pub(crate) key: KvBlockKey,
     /// What it is: the origin, the salt and the tokens of its prefix.
     pub(crate) description: Box<[u8]>,
     pub(crate) bytes: Vec<u8>,
@@ -27,7 +27,7 @@ impl StoredEntry {
     #[cfg(test)]
     pub(crate) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self {
-            name: KvBlockName::root(b"", b""),
+            key: KvBlockKey::root(b"", b""),
             description: Box::default(),
             bytes,
         }

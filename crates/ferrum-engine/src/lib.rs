@@ -25,15 +25,17 @@ mod tasks;
 mod trace;
 
 pub use device::{
-    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, GpuLayers, HeadLoad, KeptWeights,
-    KvDtype, LoadedParts, MemoryShare, PlacedStage, Placement, RankDevice, Ranks, StageList,
-    check_shard, list_devices, rank_options, serve_rank, shut_down_ranks,
+    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, DraftHeadLoad, GpuLayers,
+    KeptWeights, KvDtype, LoadedParts, MemoryShare, PlacedStage, Placement, RankDevice, Ranks,
+    StageList, check_shard, list_devices, rank_options, serve_rank, shut_down_ranks,
 };
 pub use engine::{
     DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,
     EventStream, Health, Request, Runners,
 };
-pub use generate::{FinishReason, Generation, GenerationStats, generate, generate_with_images};
+pub use generate::{
+    FinishReason, GenerationParams, GenerationStats, generate, generate_with_images,
+};
 pub use offload::{KvOffload, OffloadConfig, OffloadStats};
 pub use runner::{AdapterLoader, LoadedAdapter, StepRunner};
 pub use sampler::{Dry, DryBreakers, Mirostat, Sampler, SamplingParams, Xtc};

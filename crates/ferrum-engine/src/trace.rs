@@ -55,8 +55,8 @@ impl Trace {
         };
         session.trace(tokens, &layers, &mut |output| {
             trace.logits = output.logits().to_vec();
-            let each = output.tapped().len() / layers.len().max(1);
-            let parts = output.tapped().chunks_exact(each.max(1));
+            let each = output.aux_hidden().len() / layers.len().max(1);
+            let parts = output.aux_hidden().chunks_exact(each.max(1));
             trace.layers = layers
                 .iter()
                 .copied()

@@ -261,14 +261,14 @@ fn weights_without_kernels_become_what_the_device_multiplies() {
     let plan = |kind| {
         let device = BackendDispatch::from_kind(kind, BackendOptions::default()).unwrap();
         let placement = Placement::on(device, &model);
-        let to: Vec<_> = placement.expanded_to(&model).collect();
+        let to: Vec<_> = placement.dequantized_dtypes(&model).collect();
         let plan = placement.memory_plan(&model, &config(), KvDtype::F16);
         (to, plan.weights)
     };
     let (in_f32, all) = plan(BackendKind::Reference);
     let (in_bf16, half) = plan(BackendKind::Cuda);
     assert_eq!(in_bf16, [SrcDtype::BF16]);
-    // The reference multiplies FP8 as it is, or expands it to f32.
+    // The reference multiplies FP8 as it is, or dequantises it to f32.
     assert!(in_f32.iter().all(|&dtype| dtype == SrcDtype::F32));
     let elements = model
         .spec

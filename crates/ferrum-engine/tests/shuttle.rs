@@ -7,8 +7,8 @@
 
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{
-    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, FinishReason, Generation,
-    Health, Request, StepRunner, TaskConfig, TaskEngine, TaskModel,
+    Engine, EngineConfig, EngineError, EngineHandle, Event, EventStream, FinishReason,
+    GenerationParams, Health, Request, StepRunner, TaskConfig, TaskEngine, TaskModel,
 };
 use ferrum_formats::{Gguf, ModelSource};
 use ferrum_models::{
@@ -129,8 +129,8 @@ impl StepRunner for Counter {
         // Others go on while the device works.
         thread::yield_now();
         let mut tokens = batch.tokens.clone();
-        for choice in &batch.choices {
-            tokens[choice.token as usize] = self.chosen[choice.row as usize];
+        for pending in &batch.pending_tokens {
+            tokens[pending.token as usize] = self.chosen[pending.row as usize];
         }
         let mut out = StepOutput::default();
         out.begin(wanted, SPEC.vocab_size, 0);
@@ -169,9 +169,9 @@ impl StepRunner for Counter {
 const TOKENS: usize = 3;
 
 fn request(first: TokenId) -> Request {
-    let generation = Generation {
+    let generation = GenerationParams {
         max_tokens: TOKENS,
-        ..Generation::default()
+        ..GenerationParams::default()
     };
     Request::new(vec![first, first + 1], generation)
 }
@@ -360,7 +360,7 @@ struct Doubler;
 
 impl TaskModel for Doubler {
     type Task = usize;
-    type Answer = usize;
+    type Output = usize;
 
     fn backend(&self) -> &'static str {
         "doubler"
@@ -398,8 +398,8 @@ fn a_task_of_an_engine_that_ends_is_answered_or_refused() {
         let engine = TaskEngine::start(Doubler, config).unwrap();
         let askers = [1, 2, 3].map(|task| {
             let engine = engine.handle();
-            thread::spawn(move || match block_on(engine.ask(task, 0)) {
-                Ok(done) => assert_eq!(done.answer, 2 * task),
+            thread::spawn(move || match block_on(engine.submit(task, 0)) {
+                Ok(done) => assert_eq!(done.output, 2 * task),
                 Err(error) => assert_eq!(error, EngineError::ShuttingDown),
             })
         });

@@ -85,8 +85,8 @@ impl ModelSource {
         ))
     }
 
-    /// What the files were that say what the weights are, config included, when they were opened; `None` for a
-    /// model that does not lie in files.
+    /// Identities (path, size, time) of all files that determine the weights, taken at open; `None` for a model that
+    /// does not lie in files.
     pub fn identities(&self) -> Option<Vec<FileIdentity>> {
         let folder = match self {
             ModelSource::Gguf(gguf) => return gguf.identities(),

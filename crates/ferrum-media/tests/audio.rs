@@ -1,7 +1,7 @@
 //! The log-mel spectrogram of `transformers`, and files that are damaged in any way.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use ferrum_media::audio::{AudioError, AudioLimits, MelSpectrogram, RATE, decode};
+use ferrum_media::audio::{AudioError, AudioLimits, LogMelExtractor, RATE, decode};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn the_spectrogram_is_that_of_transformers() {
     let expected: Value = serde_json::from_slice(&bytes("expected.json")).unwrap();
     let mut audio = decode(bytes("sentence.wav"), RATE, AudioLimits::default()).unwrap();
     audio.samples.resize(30 * RATE as usize, 0.0);
-    let mel = MelSpectrogram::new(80).compute(&audio.samples);
+    let mel = LogMelExtractor::new(80).compute(&audio.samples);
     assert_eq!((mel.frames, mel.values.len()), (3000, 80 * 3000));
     for pair in expected["mel"].as_array().unwrap() {
         let (at, value) = (pair[0].as_u64().unwrap(), pair[1].as_f64().unwrap());

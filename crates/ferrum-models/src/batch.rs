@@ -132,8 +132,8 @@ pub struct StepBatch {
     /// Indices into `tokens` of the rows that want hidden states after the final norm, ascending. A row may want logits
     /// as well.
     pub hidden_rows: Vec<u32>,
-    /// Rows whose hidden states are wanted somewhere along the forward path, beside whatever else they want.
-    pub taps: Vec<HiddenTap>,
+    /// Rows whose hidden states are wanted at a place of the forward path, beside whatever else they want.
+    pub aux_hidden: Vec<AuxHiddenState>,
     /// Rows whose embeddings are given: those of images, in order. See [`add_image`](Self::add_image).
     pub images: Vec<ImageRows>,
     /// Only for the runner of a [draft head](crate::DraftHead): the hidden states that go in beside each token, `[tokens,
@@ -167,18 +167,18 @@ pub struct PendingToken {
 
 /// A place in the forward path where hidden states can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TapPoint {
+pub enum AuxHiddenPoint {
     /// The residual stream behind a layer: what the next layer's norm gets, or after the last layer the final norm.
     Layer(u32),
     /// What the final norm gives.
     FinalNorm,
 }
 
-/// The hidden states of a row at a place.
+/// A hidden state that a step returns beside logits: of a row, at a place of the forward path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HiddenTap {
+pub struct AuxHiddenState {
     /// The place.
-    pub point: TapPoint,
+    pub point: AuxHiddenPoint,
     /// Index into the tokens of the step.
     pub row: u32,
 }
@@ -186,7 +186,7 @@ pub struct HiddenTap {
 /// Whose hidden states a draft head gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FeatureSource {
-    /// The target's, as they were tapped there.
+    /// The target's, as they were read there.
     #[default]
     Target,
     /// The head's own, of the step before.
@@ -213,7 +213,7 @@ impl StepBatch {
         self.state_keeps.clear();
         self.logit_rows.clear();
         self.hidden_rows.clear();
-        self.taps.clear();
+        self.aux_hidden.clear();
         self.images.clear();
         self.features.clear();
         self.feature_source = FeatureSource::default();
@@ -229,24 +229,24 @@ impl StepBatch {
     }
 
     /// Of the sequence that was added last, `rows` want their residual stream behind layer `layer` as well.
-    pub fn tap_last(&mut self, layer: usize, rows: LogitRows) {
+    pub fn add_aux_hidden_last(&mut self, layer: usize, rows: LogitRows) {
         let end = self.tokens.len();
         let first = self.query_starts.iter().rev().nth(1);
         let wanted = rows.of(first.map_or(end, |&first| first as usize)..end);
-        let point = TapPoint::Layer(layer as u32);
-        let taps = wanted.map(|row| HiddenTap {
+        let point = AuxHiddenPoint::Layer(layer as u32);
+        let wanted = wanted.map(|row| AuxHiddenState {
             point,
             row: row as u32,
         });
-        self.taps.extend(taps);
+        self.aux_hidden.extend(wanted);
     }
 
     /// All rows of sequence `seq` want their hidden states at each of `points`, row by row.
-    pub fn tap_rows(&mut self, seq: usize, points: &[TapPoint]) {
+    pub fn add_aux_hidden(&mut self, seq: usize, points: &[AuxHiddenPoint]) {
         for row in self.rows(seq) {
             let row = row as u32;
-            let taps = points.iter().map(|&point| HiddenTap { point, row });
-            self.taps.extend(taps);
+            let wanted = points.iter().map(|&point| AuxHiddenState { point, row });
+            self.aux_hidden.extend(wanted);
         }
     }
 

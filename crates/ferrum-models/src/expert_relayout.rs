@@ -105,7 +105,7 @@ impl<'a> ReorderedExperts<'a> {
     /// Puts the stack together.
     ///
     /// # Errors
-    /// What is wrong with a weight that has to be expanded.
+    /// What is wrong with a weight that has to be dequantised.
     pub(crate) fn gather(&self) -> Result<OwnedExperts> {
         let ExpertShape { experts, n, .. } = self.shape;
         let bytes = match &self.source {
@@ -139,7 +139,7 @@ impl<'a> ReorderedExperts<'a> {
         let bytes = match weights {
             QuantWeights::Gguf(part) if part.ty == ty => Cow::Borrowed(part.bytes),
             _ => {
-                let values = weights.expand("load_experts", width)?;
+                let values = weights.dequantize("load_experts", width)?;
                 Cow::Owned(bytemuck::cast_slice(&values).to_vec())
             }
         };
@@ -188,7 +188,7 @@ mod tests {
         let own = stack.gather().unwrap();
         assert_eq!(own.bytes.len() as u64, stack.bytes());
         QuantWeights::Gguf(own.part())
-            .expand("test", stack.shape.k)
+            .dequantize("test", stack.shape.k)
             .unwrap()
     }
 

@@ -3,9 +3,11 @@
 //! [`WeightForm`] says for any backend how experts would be loaded; the forms of `weights.rs` load none. [`Moe`] adds
 //! stacks to them, of which `experts.rs` computes.
 
-use crate::experts::{ExpertSource, ExpertStacks, Experts, HeadMaps, StackedExperts, StackedHeads};
+use crate::experts::{
+    ExpertSource, ExpertStacks, Experts, PerHeadLinear, StackedExperts, StackedHeads,
+};
 use crate::spec::MoeSpec;
-use crate::weights::{Expanded, Native, Prepared, WeightForm, experts_are_floats, float_part};
+use crate::weights::{Dequantized, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, BackendMoeFused, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend, QuantWeights,
     Residual, RowShape, WeightPart,
@@ -25,18 +27,18 @@ pub trait ExpertWeightForm<B: BackendMoeFused> {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts>;
 }
 
-impl<B: BackendMoeFused> ExpertWeightForm<B> for Expanded {
+impl<B: BackendMoeFused> ExpertWeightForm<B> for Dequantized {
     fn keeps_stack(source: &ExpertSource<'_>) -> bool {
         experts_are_floats(source)
     }
 
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
-        load_expanded(device, source, shape)
+        load_dequantized(device, source, shape)
     }
 }
 
-/// A stack of floats as they are in the file, all else expanded.
-fn load_expanded<B: BackendMoeFused>(
+/// A stack of floats as they are in the file, all else dequantised.
+fn load_dequantized<B: BackendMoeFused>(
     device: &B,
     source: &ExpertSource<'_>,
     shape: ExpertShape,
@@ -50,7 +52,7 @@ fn load_expanded<B: BackendMoeFused>(
         ExpertSource::Each(all) => all,
         ExpertSource::Reordered(stack) => {
             let own = stack.gather()?;
-            return load_expanded(device, &ExpertSource::Stack(own.part()), shape);
+            return load_dequantized(device, &ExpertSource::Stack(own.part()), shape);
         }
     };
     let floats = all.iter().map(|one| Prepared::floats::<B>(one, shape.k));
@@ -75,11 +77,11 @@ impl<B: MoeLlmBackend> ExpertWeightForm<B> for Native {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape) -> Result<B::Experts> {
         match source {
             _ if !<Self as ExpertWeightForm<B>>::keeps_stack(source) => {
-                load_expanded(device, source, shape)
+                load_dequantized(device, source, shape)
             }
             ExpertSource::Stack(part) => device.load_quant_experts(part.bytes, part.ty, shape),
             ExpertSource::Each(_) if experts_are_floats(source) => {
-                load_expanded(device, source, shape)
+                load_dequantized(device, source, shape)
             }
             ExpertSource::Each(all) => device.load_layer_experts(all, shape.k),
             ExpertSource::Reordered(stack) => {
@@ -146,7 +148,7 @@ where
         Box::new(StackedExperts { stacks, spec })
     }
 
-    fn head_maps(stack: B::Experts, shape: ExpertShape) -> Box<dyn HeadMaps<B>> {
+    fn per_head_linear(stack: B::Experts, shape: ExpertShape) -> Box<dyn PerHeadLinear<B>> {
         Box::new(StackedHeads { stack, shape })
     }
 }

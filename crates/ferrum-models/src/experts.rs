@@ -8,7 +8,7 @@ use crate::expert_relayout::ReorderedExperts;
 use crate::rank_index::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertMaps, ExpertScore,
+    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertProjection, ExpertScore,
     ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp, RouteShape,
     RowShape,
 };
@@ -59,7 +59,7 @@ impl ExpertSource<'_> {
     }
 }
 
-/// The maps of a layer's experts, whose stacks are `T`.
+/// The projections of a layer's experts, whose stacks are `T`.
 pub struct ExpertStacks<B: Backend, T> {
     /// `[experts, intermediate, hidden]`.
     pub gate: ExpertStack<B, T>,
@@ -75,7 +75,7 @@ pub struct ExpertStacks<B: Backend, T> {
     pub hidden: usize,
 }
 
-/// One map of all experts.
+/// One projection of all experts.
 pub struct ExpertStack<B: Backend, T> {
     /// The matrices.
     pub matrices: T,
@@ -84,8 +84,8 @@ pub struct ExpertStack<B: Backend, T> {
 }
 
 impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
-    fn maps(&self) -> ExpertMaps<'_, B> {
-        ExpertMaps {
+    fn projection(&self) -> ExpertProjection<'_, B> {
+        ExpertProjection {
             matrices: &self.matrices,
             bias: self.bias.as_ref(),
         }
@@ -129,11 +129,19 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
         B::route_topk(ctx, logits, stacks.correction.as_ref(), routing, route)?;
         B::compute_ids_tpe(ctx, routing, route)?;
         // [tokens, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
-        let gate_up = [stacks.gate.maps(), stacks.up.maps()];
+        let gate_up = [stacks.gate.projection(), stacks.up.projection()];
         let wide = shape(inner, hidden);
         B::moe_gate_up(ctx, x, gate_up, spec.activation, routing, gated, wide)?;
         let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
-        B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
+        B::moe_gemm(
+            ctx,
+            gated,
+            input,
+            stacks.down.projection(),
+            routing,
+            pairs,
+            down,
+        )?;
         // What a branch of its own gave is added behind a norm.
         let out = (out, spec.shared.is_some() && !spec.norms);
         let Some(factors) = &stacks.scale else {
@@ -193,12 +201,20 @@ impl<B: BackendMoeFused> StackedExperts<B> {
         B::gather_rows(ctx, x, &scaled.tokens, pairs, RowShape { rows, dim })?;
         let inputs = (&mut scaled.rows, false);
         B::moe_weighted_sum(ctx, pairs, routing, inputs, single, hidden)?;
-        let gate_up = [stacks.gate.maps(), stacks.up.maps()];
+        let gate_up = [stacks.gate.projection(), stacks.up.projection()];
         let wide = self.shape((rows, 1), (inner, hidden));
         let input = &scaled.rows;
         B::moe_gate_up(ctx, input, gate_up, spec.activation, routing, gated, wide)?;
         let (input, down) = (ExpertInput::PerPair, self.shape((rows, 1), (hidden, inner)));
-        B::moe_gemm(ctx, gated, input, stacks.down.maps(), routing, pairs, down)?;
+        B::moe_gemm(
+            ctx,
+            gated,
+            input,
+            stacks.down.projection(),
+            routing,
+            pairs,
+            down,
+        )?;
         let out = (out, spec.shared.is_some());
         B::moe_weighted_sum(ctx, pairs, &scaled.each, out, route, hidden)
     }
@@ -270,8 +286,8 @@ impl<B: BackendMoeFused> SharedScratch<B> {
     }
 }
 
-/// A matrix for each head, which a head's own vector of each token goes through.
-pub trait HeadMaps<B: Backend>: Send + Sync {
+/// A linear layer for each head: a head's own vector of each token is multiplied with the head's matrix.
+pub trait PerHeadLinear<B: Backend>: Send + Sync {
     /// Brings the heads of so many tokens in the order in which their matrices are read. The routing says of each vector
     /// which head it is of.
     fn sort(&self, ctx: &mut B::Context, heads: &mut MoeRouting<B>, tokens: usize) -> Result<()>;
@@ -287,13 +303,13 @@ pub trait HeadMaps<B: Backend>: Send + Sync {
     ) -> Result<()>;
 }
 
-/// [`HeadMaps`] by the kernels for experts: each token goes to all of them.
+/// [`PerHeadLinear`] by the kernels for experts: each token goes to all of them.
 pub(crate) struct StackedHeads<T> {
     pub(crate) stack: T,
     pub(crate) shape: ExpertShape,
 }
 
-impl<B: BackendMoeFused> HeadMaps<B> for StackedHeads<B::Experts> {
+impl<B: BackendMoeFused> PerHeadLinear<B> for StackedHeads<B::Experts> {
     fn sort(&self, ctx: &mut B::Context, heads: &mut MoeRouting<B>, tokens: usize) -> Result<()> {
         let count = self.shape.experts;
         B::compute_ids_tpe(ctx, heads, RouteShape::softmax(tokens, count, count))
@@ -312,7 +328,7 @@ impl<B: BackendMoeFused> HeadMaps<B> for StackedHeads<B::Experts> {
             top_k: self.shape.experts,
             experts: self.shape,
         };
-        let maps = ExpertMaps::new(&self.stack);
+        let maps = ExpertProjection::new(&self.stack);
         B::moe_gemm(ctx, x, ExpertInput::PerPair, maps, heads, out, shape)
     }
 }

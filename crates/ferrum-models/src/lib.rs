@@ -46,15 +46,15 @@ mod weights;
 pub mod whisper;
 
 pub use batch::{
-    BlockTables, FeatureSource, HiddenTap, LogitRows, PendingToken, SeqStep, StateInit, StepBatch,
-    TapPoint,
+    AuxHiddenPoint, AuxHiddenState, BlockTables, FeatureSource, LogitRows, PendingToken, SeqStep,
+    StateInit, StepBatch,
 };
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use draft_head::{DraftFeatures, DraftHead, is_eagle3, load_draft_head, read_eagle3, read_mtp};
 pub use expert_relayout::ReorderedExperts;
 pub use expert_weights::{ExpertWeightForm, Moe};
-pub use experts::{ExpertSource, ExpertStack, ExpertStacks, Experts, HeadMaps, MoeScratch};
+pub use experts::{ExpertSource, ExpertStack, ExpertStacks, Experts, MoeScratch, PerHeadLinear};
 pub use families::{Family, family_for};
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};
@@ -83,4 +83,4 @@ pub use spec::{
     LayerForm, LayerSpec, LinearAttentionSpec, MlaSpec, MlpSpec, MoeSpec, NormKind, PerLayerSpec,
     QkNormSpec, RopeScaling, RopeSpec, Scales, SharedExpertSpec, ShortConvSpec,
 };
-pub use weights::{Expanded, Native, NativeMatrix, WeightForm, WeightPolicy};
+pub use weights::{Dequantized, Native, NativeMatrix, WeightForm, WeightPolicy};

@@ -47,7 +47,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
 /// Loads what a rank of a group holds of a model's weights in the form `W`. They run with
 /// [`RankShard::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
 ///
-/// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is expanded
+/// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is dequantised
 /// to f32; [`Model::shard`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
 /// output projection.
 ///
@@ -550,7 +550,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         cols: usize,
     ) -> Result<Arc<W::Matrix>> {
         let prepared = parts.iter().map(|(id, weights)| {
-            let keep = !id.role.widens_floats() || weights.floats().is_none();
+            let keep = !id.role.widens_floats() || weights.as_dense().is_none();
             Prepared::new(weights, cols, (keep, SrcDtype::F32))
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;

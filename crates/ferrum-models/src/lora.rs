@@ -25,7 +25,7 @@ use crate::rope::{halved_row, paired_row};
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
 use crate::weight_shard::MatShard;
-use crate::weights::Expanded;
+use crate::weights::Dequantized;
 use ferrum_formats::{LoraFolder, LoraPair};
 use ferrum_kernels::{
     Act, Backend, GemmShape, HeadOrder, LlmBackend, MatShape, RopeStyle, WeightPart,
@@ -363,7 +363,7 @@ fn fuse<B: LlmBackend>(
         let part = WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, rows);
         device.from_weight_parts(&[part], cols)
     };
-    let part = MatrixLinear::<B, Expanded> {
+    let part = MatrixLinear::<B, Dequantized> {
         weight: Arc::new(load(&down, rank, cols)?),
         bias: None,
         shape: MatShape { rows: rank, cols },

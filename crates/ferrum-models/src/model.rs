@@ -76,7 +76,7 @@ impl Model {
         tensors_of(&self.source)
     }
 
-    /// Whether quantised weights are worth keeping: expanded to f32, the weights would not stay in the
+    /// Whether quantised weights are worth keeping: dequantised to f32, the weights would not stay in the
     /// caches of a processor. Below that, f32 costs no speed and rounds nothing.
     pub fn keeps_blocks(&self) -> bool {
         const CACHES: u64 = 64 << 20;

@@ -28,7 +28,7 @@ pub enum WeightDtype {
     Bf16,
 }
 
-/// What maps have beside their matrix.
+/// What linear layers have beside their matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bias {
     /// Nothing.
@@ -94,19 +94,19 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         self.device
     }
 
-    /// Maps of equal shape `[rows, cols]`, one below the other.
-    pub(crate) fn maps(
+    /// Loads linear layers of equal shape `[rows, cols]` as one, one below the other.
+    pub(crate) fn load_linear(
         &mut self,
         names: &[impl AsRef<str>],
         [rows, cols]: [usize; 2],
         bias: Bias,
     ) -> Result<MatrixLinear<B, W>> {
         let names: Vec<_> = names.iter().map(|name| (name.as_ref(), rows)).collect();
-        self.maps_of(&names, cols, bias)
+        self.load_linear_parts(&names, cols, bias)
     }
 
-    /// Maps of `cols` inputs and so many outputs each, one below the other.
-    pub(crate) fn maps_of(
+    /// Loads linear layers of `cols` inputs and so many outputs each as one, one below the other.
+    pub(crate) fn load_linear_parts(
         &mut self,
         names: &[(&str, usize)],
         cols: usize,

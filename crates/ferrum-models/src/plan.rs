@@ -82,7 +82,7 @@ pub fn memory_plan<K: KvDtypeKind>(
 /// Plans what one rank of a group takes.
 ///
 /// Slices are counted by their share of a tensor, and in f32 where they end inside a block. That a device might
-/// expand a slice whose groups have become too small is not counted: [`Model::expanded_slices`] reads the slices
+/// dequantise a slice whose groups have become too small is not counted: [`Model::dequantized_slices`] reads the slices
 /// to tell.
 pub fn rank_memory_plan<K: KvDtypeKind>(
     model: &Model,
@@ -272,12 +272,14 @@ impl Model {
         match self.stored(tensor) {
             Ok(Stored::Matrix(matrix)) => {
                 let weights = &matrix.weights;
-                let widened = tensor.id.role.widens_floats() && weights.floats().is_some();
+                let widened = tensor.id.role.widens_floats() && weights.as_dense().is_some();
                 // Packed forms have about the size of what they are made of.
                 match (widened, policy.keeps(weights)) {
                     (true, _) => in_f32,
                     (false, true) => matrix.stored_bytes(),
-                    (false, false) => policy.expanded().size() as u64 * tensor.shape.elements(),
+                    (false, false) => {
+                        policy.dequantized_dtype().size() as u64 * tensor.shape.elements()
+                    }
                 }
             }
             Ok(Stored::Experts(source)) => expert_bytes(&source, tensor.shape, policy),
@@ -294,9 +296,9 @@ fn expert_bytes(source: &ExpertSource<'_>, shape: TensorShape, policy: WeightPol
     let cols = shape.dims().last().map_or(0, |&cols| cols as u64);
     let mut bytes = 0;
     source.each(|one: QuantWeights<'_>| {
-        bytes += match one.floats() {
+        bytes += match one.as_dense() {
             Some(_) => one.stored_bytes() as u64,
-            None => (policy.expanded().size() * one.rows()) as u64 * cols,
+            None => (policy.dequantized_dtype().size() * one.rows()) as u64 * cols,
         };
     });
     bytes

@@ -19,8 +19,8 @@ pub(crate) const BLOCK_SIZE: usize = 32;
 
 /// The function `f(scale · x) / scale` of an activation `f`.
 ///
-/// With SiLU and 1.702 it is CLIP's quick GELU, `x · sigmoid(1.702 x)`. It costs nothing: the norm before the first map
-/// and the map's bias carry the factor, and the second map's output is divided by it as it is added.
+/// With SiLU and 1.702 it is CLIP's quick GELU, `x · sigmoid(1.702 x)`. It costs nothing: the norm before the first
+/// projection and that projection's bias carry the factor, and the output of the second is divided by it as it is added.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PreNormActivation {
     /// `f`.
@@ -55,7 +55,7 @@ pub struct PreNormSpec {
     pub layers: usize,
     /// Attention heads.
     pub heads: usize,
-    /// Elements between the maps of a feed-forward.
+    /// Elements between the projections of a feed-forward.
     pub intermediate: usize,
     /// Function between them.
     pub activation: PreNormActivation,
@@ -160,10 +160,10 @@ impl PreNormSpec {
 /// Names of the parts of a layer, behind that of the layer.
 pub(crate) struct PreNormNames {
     pub(crate) attention_norm: &'static str,
-    /// The maps of queries, keys and values.
+    /// The projection of queries, keys and values.
     pub(crate) qkv: [&'static str; 3],
     pub(crate) out: &'static str,
-    /// Norm and maps of the feed-forward.
+    /// Norm and projections of the feed-forward.
     pub(crate) mlp: [&'static str; 3],
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct PreNormMlp<B: LlmBackend> {
 }
 
 impl<B: LlmBackend> PreNormMlp<B> {
-    /// The feed-forward of these names: norm, first and second map.
+    /// The feed-forward of these names: norm, first and second projection.
     pub(crate) fn load<W: WeightForm<B>>(
         loader: &mut NamedLoader<'_, '_, B, W>,
         spec: &PreNormSpec,
@@ -184,8 +184,8 @@ impl<B: LlmBackend> PreNormMlp<B> {
         let (hidden, inner, scale) = (spec.hidden, spec.intermediate, spec.activation.scale);
         Ok(Self {
             norm: loader.norm_times(&norm, hidden, scale)?,
-            up: Box::new(loader.maps(&[up], [inner, hidden], Bias::Times(scale))?),
-            down: Box::new(loader.maps(&[down], [hidden, inner], Bias::Times(scale))?),
+            up: Box::new(loader.load_linear(&[up], [inner, hidden], Bias::Times(scale))?),
+            down: Box::new(loader.load_linear(&[down], [hidden, inner], Bias::Times(scale))?),
         })
     }
 }
@@ -212,8 +212,8 @@ impl<B: LlmBackend> PreNormLayer<B> {
         let qkv = names.qkv.map(name);
         Ok(Self {
             attention_norm: loader.norm(&name(names.attention_norm), hidden)?,
-            qkv: Box::new(loader.maps(&qkv, [hidden, hidden], Bias::Some)?),
-            out: Box::new(loader.maps(&[name(names.out)], [hidden, hidden], Bias::Each)?),
+            qkv: Box::new(loader.load_linear(&qkv, [hidden, hidden], Bias::Some)?),
+            out: Box::new(loader.load_linear(&[name(names.out)], [hidden, hidden], Bias::Each)?),
             mlp: PreNormMlp::load(loader, spec, names.mlp.map(name))?,
         })
     }

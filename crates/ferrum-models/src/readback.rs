@@ -18,7 +18,7 @@ pub enum DeviceChoice {
 }
 
 /// What is read back of the logits of a row that a [`StepBatch`](crate::StepBatch) lists in `logit_rows`. Beside that, and
-/// whatever it is, the hidden states of the rows in its `hidden_rows` and `taps` are read.
+/// whatever it is, the hidden states of the rows in its `hidden_rows` and `aux_hidden` are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readback {
     /// Nothing: the row is not computed.
@@ -84,12 +84,12 @@ pub struct StepOutput {
     logits: Vec<f32>,
     logprobs: Vec<Logprobs>,
     hidden: Vec<f32>,
-    tapped: Vec<f32>,
+    aux_hidden: Vec<f32>,
 }
 
 impl StepOutput {
     /// Makes room for rows of logits as `wanted` says, and for `hidden` numbers of hidden states. What the room
-    /// holds is not defined; no token is chosen, and no residual stream tapped.
+    /// holds is not defined; no token is chosen, and no auxiliary hidden state read.
     pub fn begin(&mut self, wanted: &[Readback], vocab: usize, hidden: usize) {
         let mut read = 0;
         self.rows.clear();
@@ -105,7 +105,7 @@ impl StepOutput {
         self.logprobs.clear();
         self.logits.resize(read * vocab, 0.0);
         self.hidden.resize(hidden, 0.0);
-        self.tapped.clear();
+        self.aux_hidden.clear();
     }
 
     /// Says what the device chose in `row`, where a token is wanted.
@@ -115,7 +115,7 @@ impl StepOutput {
         }
     }
 
-    /// Says what the model thought of the token that was chosen in `row`.
+    /// Sets the log-probabilities of the token that was chosen in `row`.
     pub fn set_logprobs(&mut self, row: usize, logprobs: Logprobs) {
         if let Some(Row::Chosen(_, place)) = self.rows.get_mut(row) {
             *place = Some(self.logprobs.len());
@@ -123,12 +123,12 @@ impl StepOutput {
         }
     }
 
-    /// Says of each row of which a token is wanted, in order, what the device chose and what the model thought of it.
+    /// Sets the token that the device chose, and its log-probabilities, for each row of which a token is wanted, in order.
     /// `each` is given how many such rows were before.
     ///
     /// # Errors
     /// Those of `each`.
-    pub fn tell_tokens(
+    pub fn set_tokens(
         &mut self,
         mut each: impl FnMut(
             usize,
@@ -197,18 +197,18 @@ impl StepOutput {
         &self.hidden
     }
 
-    /// The residual streams of the batch's `taps`, in their order: `[taps, hidden]`.
-    pub fn tapped(&self) -> &[f32] {
-        &self.tapped
+    /// The batch's auxiliary hidden states, in their order: `[aux_hidden, hidden]`.
+    pub fn aux_hidden(&self) -> &[f32] {
+        &self.aux_hidden
     }
 
-    /// Makes room for so many numbers of residual streams.
-    pub(crate) fn begin_tapped(&mut self, len: usize) {
-        self.tapped.resize(len, 0.0);
+    /// Makes room for so many numbers of auxiliary hidden states.
+    pub(crate) fn begin_aux_hidden(&mut self, len: usize) {
+        self.aux_hidden.resize(len, 0.0);
     }
 
-    pub(crate) fn tapped_mut(&mut self) -> &mut [f32] {
-        &mut self.tapped
+    pub(crate) fn aux_hidden_mut(&mut self) -> &mut [f32] {
+        &mut self.aux_hidden
     }
 
     /// The same, to be written.

@@ -124,7 +124,7 @@ pub(crate) fn frequencies(spec: &RopeSpec, length: usize) -> Vec<f32> {
             };
             plain(base).into_iter().map(scale).collect()
         }
-        RopeScaling::Divisors(divisors) => divided(&plain(base), divisors),
+        RopeScaling::Factors(divisors) => divided(&plain(base), divisors),
         RopeScaling::Temperature { .. } => vec![0.0; dim / 2],
         RopeScaling::LongRope {
             short,

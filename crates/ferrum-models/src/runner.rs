@@ -1,5 +1,6 @@
 //! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
+mod aux_hidden;
 mod caches;
 pub(crate) mod config;
 mod floats;
@@ -8,7 +9,6 @@ mod head;
 mod read;
 mod stage;
 mod stages;
-mod taps;
 mod upload;
 mod weights;
 
@@ -19,7 +19,7 @@ pub use stages::EarlierStage;
 pub(crate) use weights::{BodyWeights, HeadWeights};
 pub use weights::{DecoderWeights, SharedTables};
 
-use crate::batch::{HiddenTap, PendingToken, StepBatch, TapPoint};
+use crate::batch::{AuxHiddenPoint, AuxHiddenState, PendingToken, StepBatch};
 use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
 use crate::lora::{AdapterLoader, LoadedAdapter};
@@ -28,7 +28,7 @@ use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Span};
 use ferrum_types::{AdapterId, Error, Result};
-use read::{Choices, SubmittedStep, WantedRows, is_sampled};
+use read::{SamplerState, SubmittedStep, WantedRows, is_sampled};
 pub(crate) use stages::AnyStage;
 use stages::{no_ranks, other_runner};
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     /// those that want hidden states.
     wanted_rows: B::Buffer<i32>,
     logits: Logits<B>,
-    choices: Choices<B>,
+    sampler: SamplerState<B>,
     /// Steps that were submitted and not collected, oldest first.
     in_flight: VecDeque<SubmittedStep<B>>,
     /// What a step was read into, to be filled again.
@@ -120,7 +120,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             // At most all rows are read, for whatever is wanted of them.
             wanted_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
-            choices: Choices::alloc(device, config.max_logit_rows)?,
+            sampler: SamplerState::alloc(device, config.max_logit_rows)?,
             stage: StageRunner::new(device, &spec, body, config)?,
             pool: config.pool_shape(&spec),
             state_slots: config.state_slots(&spec),
@@ -190,7 +190,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     }
 
     /// Submits one step: writes the batch's keys and values, and reads what is wanted of its rows: one entry of
-    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows` and `taps`.
+    /// `wanted` for each of its `logit_rows`, and the hidden states of its `hidden_rows` and `aux_hidden`.
     /// [`collect`](Self::collect) hands it over. A device that computes at once has it when this returns.
     ///
     /// # Errors
@@ -199,11 +199,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     pub fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
         self.check(batch, wanted)?;
         let mut rows = WantedRows::of(batch, wanted);
-        self.choices.begin(batch, wanted);
+        self.sampler.begin(batch, wanted);
         let mut output = self.spare.take().unwrap_or_default();
         let (vocab, dim) = (self.spec.vocab_size, self.spec.hidden_size);
         output.begin(wanted, vocab, rows.hidden * dim);
-        output.begin_tapped(batch.taps.len() * dim);
+        output.begin_aux_hidden(batch.aux_hidden.len() * dim);
         if !batch.tokens.is_empty() {
             self.run_earlier(batch, &mut output)?;
             self.stage.pack(batch)?;
@@ -215,7 +215,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 self.stage.write_stream(&self.stream)?;
             }
             self.stage.write_features(batch)?;
-            self.take_choices()?;
+            self.take_sampled_tokens()?;
             self.compute(batch, rows)?;
         }
         let step = self.read(batch, rows, output)?;
@@ -258,15 +258,15 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.collect(ticket, out)
     }
 
-    /// Runs the stages before the last one, and keeps what is tapped of them.
+    /// Runs the stages before the last one, and keeps their auxiliary hidden states.
     fn run_earlier(&mut self, batch: &StepBatch, output: &mut StepOutput) -> Result<()> {
         let dim = self.spec.hidden_size;
         for stage in &mut self.earlier {
             stage.run(batch, &mut self.stream, output)?;
             let end = stage.stage().layers().end;
-            let places = output.tapped_mut().chunks_exact_mut(dim);
-            for (tap, out) in batch.taps.iter().zip(places) {
-                if tap.point == TapPoint::Layer(end as u32 - 1) {
+            let places = output.aux_hidden_mut().chunks_exact_mut(dim);
+            for (tap, out) in batch.aux_hidden.iter().zip(places) {
+                if tap.point == AuxHiddenPoint::Layer(end as u32 - 1) {
                     out.copy_from_slice(&self.stream[tap.row as usize * dim..][..dim]);
                 }
             }
@@ -356,12 +356,12 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         self.check_sizes(batch)
     }
 
-    /// Holds what is tapped against the layers and the rows that there are.
-    fn check_taps(&self, batch: &StepBatch) -> Result<()> {
+    /// Checks that the layers and rows of the auxiliary hidden states exist.
+    fn check_aux_hidden(&self, batch: &StepBatch) -> Result<()> {
         let fail = |reason: String| Err(Error::invalid("step", reason));
         let layers = self.spec.layers.len();
-        for HiddenTap { point, row } in &batch.taps {
-            if let TapPoint::Layer(layer) = point
+        for AuxHiddenState { point, row } in &batch.aux_hidden {
+            if let AuxHiddenPoint::Layer(layer) = point
                 && *layer as usize >= layers
             {
                 return fail(format!(
@@ -369,7 +369,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 ));
             }
             if *row as usize >= batch.tokens.len() {
-                return fail(format!("row {row} is to be tapped in a step without it"));
+                return fail(format!(
+                    "hidden states of row {row} are wanted of a step without it"
+                ));
             }
         }
         Ok(())
@@ -386,7 +388,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         }
         for choice in &batch.pending_tokens {
             let PendingToken { token, row } = *choice;
-            if found == 0 || self.choices.place(row).is_none() {
+            if found == 0 || self.sampler.place(row).is_none() {
                 return fail(format!(
                     "token {token} is to be chosen in row {row} of no step in flight"
                 ));
@@ -410,7 +412,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 ));
             }
         }
-        self.check_taps(batch)?;
+        self.check_aux_hidden(batch)?;
         self.stage.check_features(batch)?;
         let vocab = self.stage.input_vocab(self.spec.vocab_size);
         if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {

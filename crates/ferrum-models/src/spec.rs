@@ -379,7 +379,7 @@ pub enum RopeScaling {
         original_max_position: usize,
     },
     /// Each frequency divided by its own number (`rope_freqs.weight` of GGUF files), `[rot_dim/2]`.
-    Divisors(Vec<f32>),
+    Factors(Vec<f32>),
     /// LongRoPE (Ding et al., 2024): a divisor for each frequency, `[rot_dim/2]`, from the length of the sequence.
     LongRope {
         /// Divisors up to `original_max_position`.
@@ -427,7 +427,7 @@ impl fmt::Display for RopeScaling {
                 f,
                 "llama3, factor {factor} from {original_max_position}, low {low_freq_factor}, high {high_freq_factor}"
             ),
-            RopeScaling::Divisors(_) => f.write_str("by a divisor for each frequency"),
+            RopeScaling::Factors(_) => f.write_str("by a divisor for each frequency"),
             RopeScaling::Temperature { floor, scale } => {
                 write!(f, "a factor on queries, {scale} for each {floor} tokens")
             }
@@ -455,7 +455,7 @@ impl RopeScaling {
     /// The divisors of frequencies that it has, by name.
     fn divisors(&self) -> Vec<(&'static str, &[f32])> {
         match self {
-            RopeScaling::Divisors(all) => vec![("rope_freqs.weight", all)],
+            RopeScaling::Factors(all) => vec![("rope_freqs.weight", all)],
             RopeScaling::LongRope { short, long, .. } => {
                 vec![("short_factor", short), ("long_factor", long)]
             }

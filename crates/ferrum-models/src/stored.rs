@@ -322,7 +322,7 @@ impl Model {
     }
 
     /// What rank `rank` of `ranks` holds of the model. Parts end where the formats of the weights can be cut, as far
-    /// as there are enough such places; elsewhere the loader expands what it has to.
+    /// as there are enough such places; elsewhere the loader dequantises what it has to.
     ///
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
@@ -345,17 +345,17 @@ impl Model {
         })
     }
 
-    /// The matrices that a device with this policy computes on as they are, and of which it expands the slice of a
+    /// The matrices that a device with this policy computes on as they are, and of which it dequantises the slice of a
     /// rank to f32: the slice ends inside a block, or has groups that the device does not take. Reads those slices.
-    pub fn expanded_slices(&self, policy: WeightPolicy, cut: &RankShard) -> Vec<TensorId> {
-        let is_expanded = |tensor: &DecoderTensor| -> Result<bool> {
+    pub fn dequantized_slices(&self, policy: WeightPolicy, cut: &RankShard) -> Vec<TensorId> {
+        let is_dequantized = |tensor: &DecoderTensor| -> Result<bool> {
             Ok(match (self.stored(tensor)?, tensor.shape) {
                 (Stored::Matrix(weights), TensorShape::Matrix(shape)) => {
                     let slices = weights.slices(&MatShard::held(cut, tensor, shape))?;
-                    let expanded = |slice: &Slice<'_>| {
+                    let dequantized = |slice: &Slice<'_>| {
                         matches!(slice, Slice::Values(..)) || !policy.keeps(&slice.weights())
                     };
-                    policy.keeps(&weights.weights) && slices.iter().any(expanded)
+                    policy.keeps(&weights.weights) && slices.iter().any(dequantized)
                 }
                 (Stored::Experts(source), TensorShape::Stack(shape)) => {
                     let (rows, cols) = (shape.n, shape.k);
@@ -371,7 +371,7 @@ impl Model {
         };
         let all = self.spec.tensors();
         // A matrix that cannot be read is for the loader to report.
-        let all = all.filter(|tensor| is_expanded(tensor).unwrap_or(false));
+        let all = all.filter(|tensor| is_dequantized(tensor).unwrap_or(false));
         all.map(|tensor| tensor.id).collect()
     }
 
@@ -408,14 +408,14 @@ impl Model {
         ))
     }
 
-    /// What of the weights a device with this policy expands: each scheme once, with the number
+    /// The quantised types that a device with this policy dequantises: each scheme once, with the number
     /// of its matrices where not all are.
-    pub fn expanded(&self, policy: WeightPolicy) -> Vec<String> {
+    pub fn dequantized_types(&self, policy: WeightPolicy) -> Vec<String> {
         let mut found: BTreeMap<String, (usize, usize)> = BTreeMap::new();
         let mut count = |weights: &QuantWeights<'_>, kept: bool| {
-            if weights.floats().is_none() {
-                let (expanded, all) = found.entry(weights.label()).or_default();
-                *expanded += usize::from(!kept);
+            if weights.as_dense().is_none() {
+                let (dequantized, all) = found.entry(weights.label()).or_default();
+                *dequantized += usize::from(!kept);
                 *all += 1;
             }
         };
@@ -432,11 +432,13 @@ impl Model {
                 Ok(Stored::Vector) | Err(_) => {}
             }
         }
-        let found = found.into_iter().filter(|(_, (expanded, _))| *expanded > 0);
+        let found = found
+            .into_iter()
+            .filter(|(_, (dequantized, _))| *dequantized > 0);
         found
-            .map(|(label, (expanded, all))| match expanded == all {
+            .map(|(label, (dequantized, all))| match dequantized == all {
                 true => label,
-                false => format!("{label} ({expanded} of {all} matrices)"),
+                false => format!("{label} ({dequantized} of {all} matrices)"),
             })
             .collect()
     }
@@ -447,14 +449,14 @@ impl Model {
             let Ok(Stored::Matrix(StoredMatrix { weights, .. })) = self.stored(&tensor) else {
                 return false;
             };
-            weights.floats().is_none() && !matches!(weights, QuantWeights::Fp8(_))
+            weights.as_dense().is_none() && !matches!(weights, QuantWeights::Fp8(_))
         })
     }
 
     /// Whether a matrix is stored in bf16, by which a device may multiply activations that it rounds to bf16.
     pub fn has_bf16(&self) -> bool {
         let is_bf16 = |weights: &QuantWeights<'_>| {
-            let part = weights.floats();
+            let part = weights.as_dense();
             part.is_some_and(|part| part.dtype == SrcDtype::BF16)
         };
         self.spec
@@ -527,6 +529,6 @@ pub(crate) fn to_f32(tensors: &dyn TensorSource, view: &TensorView<'_>) -> Resul
     let ty = float_type(tensors, view)?;
     let mut values = vec![0f32; view.elements()];
     ferrum_quant::dequantize(ty, view.bytes, &mut values)
-        .map_err(|e| wrong_tensor(tensors, view, &format!("cannot be expanded: {e}")))?;
+        .map_err(|e| wrong_tensor(tensors, view, &format!("cannot be dequantised: {e}")))?;
     Ok(values)
 }

@@ -4,7 +4,7 @@
 //! matrix by matrix, while it is loaded. Formats are cut between their packing units. Groups and blocks that share a scale may be cut
 //! inside: the slice then has smaller groups, of which several have the same scale, so it stands for exactly the
 //! same numbers. A slice that begins or ends inside a packing unit (columns inside a ggml block, outputs inside a
-//! word of codes) is expanded to f32. [`borders`] says where neither is needed.
+//! word of codes) is dequantised to f32. [`borders`] says where neither is needed.
 
 use crate::experts::ExpertSource;
 use crate::inventory::{DecoderTensor, RankShard, ShardAxis};
@@ -57,7 +57,7 @@ pub(crate) enum Slice<'a> {
     Copied(QuantWeights<'a>, [Cow<'a, [u8]>; 4]),
     /// Rows that were put together: bytes, type and rows.
     Rows(Vec<u8>, GgufQuantType, usize),
-    /// Expanded: numbers and rows.
+    /// Dequantised: numbers and rows.
     Values(Vec<f32>, usize),
 }
 
@@ -71,7 +71,7 @@ impl<'a> Slice<'a> {
         shape: MatShape,
         at: &MatShard,
     ) -> Result<Self> {
-        let (Some(_), QuantWeights::Gguf(part)) = (weights.floats(), weights) else {
+        let (Some(_), QuantWeights::Gguf(part)) = (weights.as_dense(), weights) else {
             let found = weights.label();
             let reason = format!("found {found} with a row for each input, expected floats");
             return Err(Error::invalid(OP, reason));
@@ -90,7 +90,7 @@ impl<'a> Slice<'a> {
     /// The slice `at` of a weight with rows of `cols` numbers.
     ///
     /// # Errors
-    /// What is wrong with the weight's sizes, when it has to be expanded.
+    /// What is wrong with the weight's sizes, when it has to be dequantised.
     pub(crate) fn new(weights: &QuantWeights<'a>, cols: usize, at: &MatShard) -> Result<Self> {
         let whole = MatShard {
             rows: 0..weights.rows(),
@@ -106,7 +106,7 @@ impl<'a> Slice<'a> {
         // The smallest slice around it that can be cut, less what is too much.
         let around = cut(weights, cols, &hull)?;
         let width = hull.cols.len();
-        let values = around.weights().expand(OP, width)?;
+        let values = around.weights().dequantize(OP, width)?;
         let first = at.cols.start - hull.cols.start;
         let rows = values.chunks_exact(width);
         let rows = rows
@@ -229,7 +229,7 @@ impl<'a> ExpertSlices<'a> {
 /// Where a weight can be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SplitPoints {
-    /// Between packing units: elsewhere a slice has to be expanded.
+    /// Between packing units: elsewhere a slice has to be dequantised.
     pub(crate) units: usize,
     /// Between groups too: elsewhere groups become smaller, which kernels may not take.
     pub(crate) groups: usize,
@@ -284,7 +284,7 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, 
     }
 }
 
-/// The smallest slice around `at` that can be cut without being expanded.
+/// The smallest slice around `at` that can be cut without being dequantised.
 fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatShard) -> MatShard {
     let (row, col) = borders(weights, cols);
     let hull = |range: &Range<usize>, unit: usize, size: usize| {
@@ -665,16 +665,18 @@ mod tests {
                         rows: 0..rows,
                         cols: 0..cols,
                     };
-                    let expand = |at: &MatShard| -> (usize, Vec<f32>) {
+                    let dequantize = |at: &MatShard| -> (usize, Vec<f32>) {
                         let slices = matrix.slices(at).unwrap();
                         let found = slices.iter().map(Slice::weights);
                         let cols = at.cols.len();
-                        let values = found.clone().flat_map(|w| w.expand("test", cols).unwrap());
+                        let values = found
+                            .clone()
+                            .flat_map(|w| w.dequantize("test", cols).unwrap());
                         (found.map(|w| w.rows()).sum(), values.collect())
                     };
-                    let (_, whole) = expand(&all);
+                    let (_, whole) = dequantize(&all);
                     for at in slices(rows, cols) {
-                        let (rows, found) = expand(&at);
+                        let (rows, found) = dequantize(&at);
                         assert_eq!(rows, at.rows.len(), "{name}: {}: {at:?}", tensor.id);
                         let expected = window_of(&whole, cols, &at);
                         assert!(same(&found, &expected), "{name}: {}: {at:?}", tensor.id);
@@ -703,7 +705,7 @@ mod tests {
 
     fn values(source: &ExpertSource<'_>, cols: usize) -> Vec<f32> {
         let mut all = Vec::new();
-        source.each(|one| all.extend(one.expand("test", cols).unwrap()));
+        source.each(|one| all.extend(one.dequantize("test", cols).unwrap()));
         all
     }
 

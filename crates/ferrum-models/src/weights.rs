@@ -2,11 +2,11 @@
 //!
 //! A form is a choice at load; the forward path sees [`Linear`](crate::Linear) and [`Embedding`] only.
 //! Whether a weight stays as its file has it is asked of the form, by the loader as by the memory plan;
-//! what does not stay is expanded to floats here, before a backend sees it.
+//! what does not stay is dequantised to floats here, before a backend sees it.
 //!
 //! [`Embedding`]: crate::Embedding
 
-use crate::experts::{ExpertSource, ExpertStacks, Experts, HeadMaps};
+use crate::experts::{ExpertSource, ExpertStacks, Experts, PerHeadLinear};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend, QuantWeights,
@@ -26,7 +26,7 @@ pub trait WeightForm<B: Backend>: 'static {
     /// Whether experts are loaded in this form.
     const EXPERTS: bool;
 
-    /// Whether a matrix stays as its file has it. The others are expanded to [`Backend::EXPANDED`].
+    /// Whether a matrix stays as its file has it. The others are dequantised to [`Backend::DEQUANTIZED_DTYPE`].
     fn keeps(weights: &QuantWeights<'_>) -> bool;
 
     /// Whether the experts of a stack stay as their file has them: all of them, or none.
@@ -66,8 +66,8 @@ pub trait WeightForm<B: Backend>: 'static {
     /// The experts of one layer, of stacks that were loaded.
     fn experts(stacks: ExpertStacks<B, Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
 
-    /// The maps of a layer's heads, of a stack that was loaded.
-    fn head_maps(stack: Self::Stack, shape: ExpertShape) -> Box<dyn HeadMaps<B>>;
+    /// The linear layers of a layer's heads, of a stack that was loaded.
+    fn per_head_linear(stack: Self::Stack, shape: ExpertShape) -> Box<dyn PerHeadLinear<B>>;
 }
 
 /// What of a model's weights stays as its file has it on a device. The loader of a form decides by the
@@ -76,7 +76,7 @@ pub trait WeightForm<B: Backend>: 'static {
 pub struct WeightPolicy {
     keeps: fn(&QuantWeights<'_>) -> bool,
     keeps_experts: fn(&ExpertSource<'_>) -> bool,
-    expanded: SrcDtype,
+    dequantized_dtype: SrcDtype,
 }
 
 impl WeightPolicy {
@@ -85,7 +85,7 @@ impl WeightPolicy {
         Self {
             keeps: W::keeps,
             keeps_experts: W::keeps_experts,
-            expanded: B::EXPANDED,
+            dequantized_dtype: B::DEQUANTIZED_DTYPE,
         }
     }
 
@@ -94,7 +94,7 @@ impl WeightPolicy {
         Self {
             keeps: are_floats,
             keeps_experts: experts_are_floats,
-            expanded: SrcDtype::F32,
+            dequantized_dtype: SrcDtype::F32,
         }
     }
 
@@ -104,8 +104,8 @@ impl WeightPolicy {
     }
 
     /// The type that other weights are dequantised to.
-    pub fn expanded(&self) -> SrcDtype {
-        self.expanded
+    pub fn dequantized_dtype(&self) -> SrcDtype {
+        self.dequantized_dtype
     }
 
     /// Whether the experts of a stack stay as they are.
@@ -115,7 +115,7 @@ impl WeightPolicy {
 }
 
 fn are_floats(weights: &QuantWeights<'_>) -> bool {
-    weights.floats().is_some()
+    weights.as_dense().is_some()
 }
 
 pub(crate) fn experts_are_floats(source: &ExpertSource<'_>) -> bool {
@@ -155,15 +155,15 @@ macro_rules! without_experts {
             match stacks.gate.matrices {}
         }
 
-        fn head_maps(stack: Infallible, _: ExpertShape) -> Box<dyn HeadMaps<$b>> {
+        fn per_head_linear(stack: Infallible, _: ExpertShape) -> Box<dyn PerHeadLinear<$b>> {
             match stack {}
         }
     };
 }
 
-/// Floats as they are in the file, all else expanded to [`Backend::EXPANDED`]: for every backend.
+/// Floats as they are in the file, all else dequantised to [`Backend::DEQUANTIZED_DTYPE`]: for every backend.
 #[derive(Clone, Copy, Debug)]
-pub struct Expanded;
+pub struct Dequantized;
 
 /// Floats as they are in the file, and quantised weights as the backend computes on them.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +179,7 @@ pub enum NativeMatrix<B: QuantLlmBackend> {
     Layers(B::GptqWeight),
 }
 
-impl<B: LlmBackend> WeightForm<B> for Expanded {
+impl<B: LlmBackend> WeightForm<B> for Dequantized {
     type Matrix = B::Weight;
     without_experts!(B);
 
@@ -232,7 +232,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
         let keeps = <Self as WeightForm<B>>::keeps;
         let prepared = parts
             .iter()
-            .map(|part| Prepared::new(part, cols, (keeps(part), B::EXPANDED)));
+            .map(|part| Prepared::new(part, cols, (keeps(part), B::DEQUANTIZED_DTYPE)));
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = prepared.iter().map(Prepared::weights).collect();
         let blocks: Option<Vec<GgufRows<'_>>> = parts
@@ -244,7 +244,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             .collect();
         match blocks {
             _ if parts.iter().all(are_floats) => {
-                Expanded::load(device, &parts, cols).map(NativeMatrix::Dense)
+                Dequantized::load(device, &parts, cols).map(NativeMatrix::Dense)
             }
             Some(blocks) => device
                 .load_quant_fused(&blocks, cols)
@@ -293,50 +293,50 @@ pub(crate) enum Prepared<'a> {
     /// As its file has it.
     Kept(QuantWeights<'a>),
     /// In f32: numbers and rows.
-    Expanded(Vec<f32>, usize),
+    Dequantized(Vec<f32>, usize),
     /// In bf16: numbers and rows.
     Rounded(Vec<bf16>, usize),
 }
 
 impl<'a> Prepared<'a> {
-    /// A weight with rows of `cols` numbers, which stays as it is if `keep`, and is expanded to floats of a type if not.
-    /// Nothing else above the backends expands weights.
+    /// A weight with rows of `cols` numbers, which stays as it is if `keep`, and is dequantised to floats of a type if not.
+    /// Nothing else above the backends dequantises weights.
     pub(crate) fn new(
         weights: &QuantWeights<'a>,
         cols: usize,
-        (keep, expanded): (bool, SrcDtype),
+        (keep, dequantized): (bool, SrcDtype),
     ) -> Result<Self> {
         if keep {
             return Ok(Self::Kept(*weights));
         }
-        let values = weights.expand("load_weights", cols)?;
-        Ok(match expanded {
+        let values = weights.dequantize("load_weights", cols)?;
+        Ok(match dequantized {
             SrcDtype::BF16 => {
                 let values = values.into_iter().map(bf16::from_f32).collect();
                 Self::Rounded(values, weights.rows())
             }
-            SrcDtype::F32 | SrcDtype::F16 => Self::Expanded(values, weights.rows()),
+            SrcDtype::F32 | SrcDtype::F16 => Self::Dequantized(values, weights.rows()),
         })
     }
 
-    /// Floats as they are, the rest as the backend has it expanded.
+    /// Floats as they are, the rest as the backend has it dequantised.
     pub(crate) fn floats<B: Backend>(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
-        Self::new(weights, cols, (are_floats(weights), B::EXPANDED))
+        Self::new(weights, cols, (are_floats(weights), B::DEQUANTIZED_DTYPE))
     }
 
     /// Floats of 32 bits rounded to bf16, the rest as it is.
     pub(crate) fn rounded(weights: &QuantWeights<'a>, cols: usize) -> Result<Self> {
         let wide = weights
-            .floats()
+            .as_dense()
             .is_some_and(|part| part.dtype == SrcDtype::F32);
         Self::new(weights, cols, (!wide, SrcDtype::BF16))
     }
 
-    /// The weight, expanded or not.
+    /// The weight, dequantised or not.
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match self {
             Self::Kept(weights) => *weights,
-            Self::Expanded(values, rows) => QuantWeights::Gguf(GgufRows::new(
+            Self::Dequantized(values, rows) => QuantWeights::Gguf(GgufRows::new(
                 bytemuck::cast_slice(values),
                 GgufQuantType::F32,
                 *rows,
@@ -355,7 +355,7 @@ impl<'a> Prepared<'a> {
 /// # Errors
 /// `InvalidArgument` for a weight that is none: [`Prepared::floats`] makes some of it.
 pub(crate) fn float_part<'a>(weights: &QuantWeights<'a>) -> Result<WeightPart<'a>> {
-    weights.floats().ok_or_else(|| {
+    weights.as_dense().ok_or_else(|| {
         let reason = format!("found {}, expected floats", weights.label());
         Error::invalid("load_weights", reason)
     })

@@ -11,7 +11,7 @@ use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaF32, CudaOptions};
 use ferrum_kernels::{
     Backend, BackendKvDtype, BatchInvariance, KvDtypeKind, KvF32, KvFp16, KvInt8,
 };
-use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Moe, Native};
+use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Moe, Native};
 use half::bf16;
 use std::path::Path;
 use support::{
@@ -33,7 +33,7 @@ fn check(device: &CudaF32, path: &Path, expectation: &Path, steps: usize) -> Res
     let model = open(path);
     let expected = expected(expectation);
     let layout = KvLayout::Paged { block_size: 8 };
-    let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(device, &model, layout);
+    let mut runner = runner_in::<_, KvF32, Moe<Dequantized>>(device, &model, layout);
     let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
     let difference = max_difference(&found, &expected.logits);
     println!("{}: {difference:.1e}", path.display());
@@ -110,9 +110,9 @@ fn images_and_texts_have_the_vectors_of_transformers() {
     }
 }
 
-/// Weights as they are in their files, with activations of 8 bits: near the logits of the expanded ones.
+/// Weights as they are in their files, with activations of 8 bits: near the logits of the dequantised ones.
 #[test]
-fn quantised_models_stay_near_what_they_are_expanded() {
+fn quantised_models_stay_near_dequantised_ones() {
     let Some(device) = device::<f32>() else {
         return;
     };

@@ -10,7 +10,7 @@ use ferrum_cuda_emulator::{graph_replays, load_devices, nccl_collectives};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaF32};
 use ferrum_kernels::{Backend, KvF32, LlmBackend, LocalGroup};
 use ferrum_models::{
-    Expanded, Moe, Native, Readback, RunnerGroup, StepOutput, WeightForm, follow, rank_runner,
+    Dequantized, Moe, Native, Readback, RunnerGroup, StepOutput, WeightForm, follow, rank_runner,
 };
 use ferrum_types::TokenId;
 use half::bf16;
@@ -96,7 +96,7 @@ fn ranks_give_the_logits_of_one() {
         "llama-quantized/model-q8_0.gguf",
         "llama-gptq4",
     ] {
-        for (whole, found) in compared::<_, Moe<Expanded>>(&devices, name) {
+        for (whole, found) in compared::<_, Moe<Dequantized>>(&devices, name) {
             let difference = max_difference(&found, &whole) / spread(&whole);
             println!("{name}: {difference:.1e} of the spread");
             assert!(difference <= TOLERANCE, "{name}: {difference}");
@@ -113,7 +113,7 @@ fn ranks_choose_the_tokens_of_one() {
     for name in ["llama3-tied", "falcon", "mixtral"] {
         let dir = fixtures().join(name);
         let expected = expected(&dir.join("expected.safetensors"));
-        let mut ranks = group::<_, Moe<Expanded>>(&devices, &open(&dir));
+        let mut ranks = group::<_, Moe<Dequantized>>(&devices, &open(&dir));
         let found = greedy(&mut ranks, &expected.tokens[..8], 16);
         assert_eq!(found, expected.greedy[..16], "{name}");
     }
@@ -153,7 +153,7 @@ fn a_rank_that_fails_ends_the_steps_of_all() {
     let model = open(&fixtures().join("llama3-tied"));
     let runner = |rank: usize| {
         let part = (&model, rank, 2);
-        rank_runner::<CudaF32, KvF32, Expanded>(
+        rank_runner::<CudaF32, KvF32, Dequantized>(
             &devices[rank],
             part,
             config(LAYOUT),

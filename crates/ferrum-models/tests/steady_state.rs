@@ -7,7 +7,8 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::{KvF32, KvFp16};
 use ferrum_kernels::{LogitAdjustment, RowSampling};
 use ferrum_models::{
-    Expanded, KvLayout, LogitRows, Moe, Native, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
+    Dequantized, KvLayout, LogitRows, Moe, Native, Readback, RowOutput, SeqStep, StepBatch,
+    StepOutput,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -60,9 +61,9 @@ fn a_steady_decode_step_allocates_nothing() {
     for name in names {
         let model = open(&fixtures().join(name));
         let layout = KvLayout::Paged { block_size: 16 };
-        let float = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        let float = runner_in::<_, KvF32, Moe<Dequantized>>(&device, &model, layout);
         check(name, float);
-        let half = runner_in::<_, KvFp16, Moe<Expanded>>(&device, &model, layout);
+        let half = runner_in::<_, KvFp16, Moe<Dequantized>>(&device, &model, layout);
         check(name, half);
     }
     for name in [
@@ -119,7 +120,7 @@ where
                 ..RowSampling::default()
             };
             let change = LogitAdjustment::none(3);
-            batch.sampling.push(row, [change.once_more()], None);
+            batch.sampling.push(row, [change.with_occurrence()], None);
         }
         runner.run(&batch, &[wanted], &mut output).unwrap();
         if let RowOutput::Token(token, _) = output.row(0) {

@@ -36,7 +36,7 @@ impl Transfer {
     }
 
     /// A buffer of `bytes` bytes with unspecified contents; `None` while MPI may access it.
-    pub(crate) fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+    pub(crate) fn buffer_mut(&mut self, bytes: usize) -> Option<&mut [u8]> {
         if self.is_pending() {
             return None;
         }
@@ -95,7 +95,7 @@ impl Comm {
         let count = count(transfer.bytes)?;
         let mut request = MaybeUninit::uninit();
         // SAFETY: the memory has `count` bytes, is owned by the transfer and is neither moved, written nor freed before
-        // its requests are complete: `room` refuses, and dropping it leaks.
+        // its requests are complete: `buffer_mut` refuses, and dropping it leaks.
         let code = unsafe {
             ffi::MPI_Isend(
                 transfer.words.as_ptr().cast(),
@@ -151,15 +151,15 @@ impl Comm {
         let code = unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut bytes) };
         check("MPI_Get_count", code)?;
         let len = usize::try_from(bytes).unwrap_or(0);
-        let Some(room) = transfer.room(len) else {
+        let Some(buffer) = transfer.buffer_mut(len) else {
             return Err(CallError("the buffer of a message is still in use".into()));
         };
         let mut request = MaybeUninit::uninit();
-        // SAFETY: the room has as many bytes as the message, and stays as it is until the request is complete, as for
+        // SAFETY: the buffer has as many bytes as the message, and stays as it is until the request is complete, as for
         // `send`.
         let code = unsafe {
             ffi::MPI_Imrecv(
-                room.as_mut_ptr().cast(),
+                buffer.as_mut_ptr().cast(),
                 bytes,
                 ffi::RSMPI_UINT8_T,
                 &mut message,

@@ -28,7 +28,7 @@ const BACKOFF: [(Duration, Duration); 3] = [
 impl MpiRank {
     /// The error of a collective in a group that has failed.
     fn failure_error(&self, op: &'static str) -> Option<Error> {
-        let Failure { rank, reason, .. } = self.failure_here()?;
+        let Failure { rank, reason, .. } = self.failure()?;
         let size = self.peers.len();
         Some(Error::Device {
             backend: NAME,
@@ -57,8 +57,8 @@ impl MpiRank {
                 return Err(error);
             }
             {
-                let mut calls = self.calls();
-                match is_done(&mut calls.comm) {
+                let mut mpi = self.mpi();
+                match is_done(&mut mpi.comm) {
                     Ok(true) => return Ok(()),
                     Ok(false) => {}
                     Err(error) => {
@@ -67,11 +67,11 @@ impl MpiRank {
                             reason: error.to_string(),
                             from_peer: false,
                         };
-                        self.fail(&mut calls, failure);
+                        self.fail(&mut mpi, failure);
                         continue;
                     }
                 }
-                calls.exchange_heartbeats(self);
+                mpi.exchange_heartbeats(self);
             }
             let waited = waiting_since.get_or_insert_with(Instant::now).elapsed();
             match BACKOFF.iter().find(|(until, _)| waited < *until) {
@@ -98,22 +98,22 @@ impl MpiRank {
         let own = &mut own[(*sequence % 2) as usize];
         *header = header_of(*sequence, call);
         self.wait(call.op, |comm| comm.is_done(own))?;
-        let room = own.room(HEADER + bytes);
-        let room = room.ok_or_else(|| Error::invalid(NAME, "a part is being sent"))?;
-        room[..HEADER].copy_from_slice(header);
-        self.fail_group_on_error(fill(&mut room[HEADER..]))?;
-        let mut calls = self.calls();
+        let buffer = own.buffer_mut(HEADER + bytes);
+        let buffer = buffer.ok_or_else(|| Error::invalid(NAME, "a part is being sent"))?;
+        buffer[..HEADER].copy_from_slice(header);
+        self.fail_group_on_error(fill(&mut buffer[HEADER..]))?;
+        let mut mpi = self.mpi();
         for rank in self.others() {
-            if let Err(error) = calls.comm.send(own, rank, DATA) {
+            if let Err(error) = mpi.comm.send(own, rank, DATA) {
                 let failure = Failure {
                     rank: self.rank,
                     reason: error.to_string(),
                     from_peer: false,
                 };
-                self.fail(&mut calls, failure);
+                self.fail(&mut mpi, failure);
             }
         }
-        drop(calls);
+        drop(mpi);
         self.failure_error(call.op).map_or(Ok(()), Err)
     }
 }
@@ -174,11 +174,11 @@ impl GroupTransport for MpiRank {
             reason: reason.to_owned(),
             from_peer: false,
         };
-        self.fail(&mut self.calls(), failure);
+        self.fail(&mut self.mpi(), failure);
     }
 
     fn failure(&self) -> Option<(usize, String)> {
-        let Failure { rank, reason, .. } = self.failure_here()?;
+        let Failure { rank, reason, .. } = self.failure()?;
         Some((rank, reason))
     }
 }

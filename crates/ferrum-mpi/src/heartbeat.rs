@@ -5,7 +5,7 @@
 //! clock, so a process that was suspended does not declare the other ranks dead when it resumes.
 
 use crate::calls::{Comm, Transfer};
-use crate::state::{Calls, Failure, MpiRank};
+use crate::state::{Failure, MpiRank, MpiState};
 use crate::{HEARTBEAT_TIMEOUT, SHUTDOWN_GRACE};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ const MAX_REASON: usize = 900;
 const FAILURE_NOTICE: usize = 0;
 const LEAVE_NOTICE: usize = 1;
 
-impl Calls {
+impl MpiState {
     /// Sends and reads heartbeats if they are due, and ends the group if a rank is dead.
     pub(crate) fn exchange_heartbeats(&mut self, group: &MpiRank) {
         let elapsed = self.heartbeats.last_sent.elapsed();
@@ -50,7 +50,7 @@ impl Calls {
         }
         // Messages are read before processes are checked: a rank that ends sends its reason first.
         self.read_control(group);
-        if group.failure_here().is_some() {
+        if group.failure().is_some() {
             return;
         }
         for rank in group.others() {
@@ -169,7 +169,7 @@ impl Calls {
 
 /// Puts a message into a transfer; `None` while the last one is being sent.
 fn write(transfer: &mut Transfer, message: &[u8]) -> Option<()> {
-    transfer.room(message.len())?.copy_from_slice(message);
+    transfer.buffer_mut(message.len())?.copy_from_slice(message);
     Some(())
 }
 
@@ -181,8 +181,8 @@ pub(crate) fn start_monitor(group: &Arc<MpiRank>) -> std::io::Result<()> {
         let mut lock_taken_since = Instant::now();
         while !group.has_left.load(Ordering::Acquire) {
             std::thread::sleep(MONITOR_INTERVAL);
-            if let Some(mut calls) = group.try_calls() {
-                calls.exchange_heartbeats(&group);
+            if let Some(mut mpi) = group.try_mpi() {
+                mpi.exchange_heartbeats(&group);
                 lock_taken_since = Instant::now();
             } else if lock_taken_since.elapsed() >= 2 * HEARTBEAT_TIMEOUT && failed_since.is_none()
             {
@@ -193,7 +193,7 @@ pub(crate) fn start_monitor(group: &Arc<MpiRank>) -> std::io::Result<()> {
                 );
                 exit_process();
             }
-            let Some(failure) = group.failure_here() else {
+            let Some(failure) = group.failure() else {
                 continue;
             };
             let since = *failed_since.get_or_insert_with(Instant::now);
@@ -231,14 +231,14 @@ pub(crate) fn abort_job(group: &MpiRank) -> ! {
     // Gives the notices a moment to be sent.
     let until = Instant::now() + ABORT_TIMEOUT / 5;
     while Instant::now() < until {
-        if let Some(mut calls) = group.try_calls()
-            && calls.notices_sent()
+        if let Some(mut mpi) = group.try_mpi()
+            && mpi.notices_sent()
         {
-            calls.comm().abort();
+            mpi.comm().abort();
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    group.calls().comm().abort();
+    group.mpi().comm().abort();
     exit_process()
 }
 

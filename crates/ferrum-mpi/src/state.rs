@@ -21,7 +21,7 @@ pub(crate) struct Failure {
 pub(crate) struct MpiRank {
     pub(crate) rank: usize,
     pub(crate) peers: Vec<Peer>,
-    calls: Mutex<Calls>,
+    mpi: Mutex<MpiState>,
     collective: Mutex<Collective>,
     failure: Mutex<Option<Failure>>,
     has_failed: AtomicBool,
@@ -29,9 +29,9 @@ pub(crate) struct MpiRank {
     pub(crate) has_left: AtomicBool,
 }
 
-/// State that one thread uses at a time: MPI, and the heartbeats that are sent through it.
+/// The part of the state that one thread uses at a time: MPI, and the heartbeats that are sent through it.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct MpiState {
     pub(crate) comm: Comm,
     pub(crate) heartbeats: Heartbeats,
 }
@@ -71,7 +71,7 @@ impl MpiRank {
         let size = peers.len();
         Self {
             rank,
-            calls: Mutex::new(Calls {
+            mpi: Mutex::new(MpiState {
                 comm,
                 heartbeats: Heartbeats::new(size),
             }),
@@ -84,13 +84,13 @@ impl MpiRank {
     }
 
     /// Locks MPI. A lock is poisoned between two calls only, so the state is valid.
-    pub(crate) fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn mpi(&self) -> MutexGuard<'_, MpiState> {
+        self.mpi.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks MPI unless another thread holds the lock.
-    pub(crate) fn try_calls(&self) -> Option<MutexGuard<'_, Calls>> {
-        self.calls.try_lock().ok()
+    pub(crate) fn try_mpi(&self) -> Option<MutexGuard<'_, MpiState>> {
+        self.mpi.try_lock().ok()
     }
 
     pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -98,7 +98,8 @@ impl MpiRank {
         (0..self.peers.len()).filter(move |&rank| rank != own)
     }
 
-    pub(crate) fn failure_here(&self) -> Option<Failure> {
+    /// Why the group has failed, as this rank knows; `None` while it works.
+    pub(crate) fn failure(&self) -> Option<Failure> {
         match self.has_failed.load(Ordering::Acquire) {
             true => self.failures().clone(),
             false => None,
@@ -110,7 +111,7 @@ impl MpiRank {
     }
 
     /// Marks the group as failed and reports it to the other ranks. The first failure counts.
-    pub(crate) fn fail(&self, calls: &mut Calls, failure: Failure) {
+    pub(crate) fn fail(&self, mpi: &mut MpiState, failure: Failure) {
         {
             let mut first = self.failures();
             if first.is_some() {
@@ -121,7 +122,7 @@ impl MpiRank {
         }
         // The rank that detects a failure reports it to all others.
         if !failure.from_peer {
-            calls.broadcast_failure(self, &failure);
+            mpi.broadcast_failure(self, &failure);
         }
     }
 

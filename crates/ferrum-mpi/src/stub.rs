@@ -33,7 +33,7 @@ impl World {
     }
 
     /// The number of processes on this host.
-    pub fn local(&self) -> usize {
+    pub fn local_size(&self) -> usize {
         match self.0 {}
     }
 
@@ -53,7 +53,7 @@ impl World {
     }
 
     /// Leaves the group and finalises MPI.
-    pub fn end(&self) {
+    pub fn finalize(&self) {
         match self.0 {}
     }
 }

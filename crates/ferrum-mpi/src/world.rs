@@ -73,7 +73,7 @@ impl World {
     }
 
     /// The number of processes on this host.
-    pub fn local(&self) -> usize {
+    pub fn local_size(&self) -> usize {
         let own = &self.group.peers[self.group.rank];
         let peers = self.group.peers.iter();
         peers.filter(|peer| peer.shares_system(own)).count()
@@ -95,14 +95,14 @@ impl World {
 
     /// Whether the group has failed and another rank has reported why.
     pub fn failure_is_from_peer(&self) -> bool {
-        let failure = self.group.failure_here();
+        let failure = self.group.failure();
         failure.is_some_and(|failure| failure.from_peer)
     }
 
     /// Leaves the group and finalises MPI. All ranks of a working group call this. In a group that has failed, this ends
     /// the job and does not return; ranks other than 0 wait for rank 0 to do it.
-    pub fn end(&self) {
-        if self.group.failure_here().is_some() {
+    pub fn finalize(&self) {
+        if self.group.failure().is_some() {
             if self.group.rank > 0 {
                 // The monitor thread ends this process after its grace period.
                 std::thread::sleep(2 * HEARTBEAT_TIMEOUT);
@@ -114,9 +114,9 @@ impl World {
         let Some(universe) = universe else {
             return;
         };
-        self.group.calls().broadcast_leave(&self.group);
+        self.group.mpi().broadcast_leave(&self.group);
         let until = Instant::now() + Duration::from_millis(500);
-        while !self.group.calls().notices_sent() && Instant::now() < until {
+        while !self.group.mpi().notices_sent() && Instant::now() < until {
             std::thread::yield_now();
         }
         self.group.has_left.store(true, Ordering::Release);
@@ -127,9 +127,9 @@ impl World {
             heartbeat::abort_job(&group);
         });
         if guard.is_ok() {
-            let calls = self.group.calls();
+            let mpi = self.group.mpi();
             drop(universe);
-            drop(calls);
+            drop(mpi);
         }
     }
 }

@@ -66,7 +66,7 @@ impl<'a> AwqTensors<'a> {
         let (k, n) = (self.in_features, self.out_features);
         let matrix = matrix(k, n)?;
         let whole = self.group_size > 0 && k > 0 && k.is_multiple_of(self.group_size);
-        matrix.parameter(
+        matrix.check_parameter(
             whole,
             "group_size",
             self.group_size,
@@ -91,7 +91,7 @@ impl<'a> AwqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.matrix.elements()?)?;
+            .check_len("output", out.len(), checked.matrix.elements()?)?;
         let k = self.in_features;
         checked.for_each_span(|column, first, codes| {
             out[column * k + first..][..codes.len()].copy_from_slice(codes);
@@ -109,7 +109,7 @@ impl<'a> AwqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.scales.len())?;
+            .check_len("output", out.len(), checked.scales.len())?;
         for (&word, out) in checked.qzeros.iter().zip(out.as_chunks_mut::<8>().0) {
             *out = unpack(word);
         }
@@ -156,7 +156,7 @@ impl<'a> AwqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.matrix.elements()?)?;
+            .check_len("output", out.len(), checked.matrix.elements()?)?;
         let (k, n) = (self.in_features, self.out_features);
         let mut zeros = vec![0; checked.scales.len()];
         self.zeros(&mut zeros)?;
@@ -204,7 +204,7 @@ fn matrix(in_features: usize, out_features: usize) -> Result<Matrix> {
         out_features,
     };
     let whole = out_features > 0 && out_features.is_multiple_of(8);
-    matrix.parameter(
+    matrix.check_parameter(
         whole,
         "out_features",
         out_features,
@@ -232,9 +232,9 @@ fn unpack(word: [u8; 4]) -> [u8; 8] {
 /// [`QuantError::LayerLength`]: crate::QuantError::LayerLength
 pub fn pack_codes(codes: &[u8], in_features: usize, out_features: usize) -> Result<Vec<u8>> {
     let matrix = matrix(in_features, out_features)?;
-    matrix.len("codes", codes.len(), matrix.elements()?)?;
+    matrix.check_len("codes", codes.len(), matrix.elements()?)?;
     let largest = codes.iter().copied().max().unwrap_or(0);
-    matrix.parameter(largest < 16, "code", largest.into(), "less than 16")?;
+    matrix.check_parameter(largest < 16, "code", largest.into(), "less than 16")?;
     let mut out = Vec::with_capacity(codes.len() / 2);
     for i in 0..in_features {
         for first in (0..out_features).step_by(8) {

@@ -71,10 +71,10 @@ impl<'a> PackQuantizedTensors<'a> {
     pub fn validate(&self) -> Result<()> {
         let (matrix, n, groups) = (self.matrix(), self.out_features, self.groups());
         let bits = self.bits;
-        matrix.parameter(matches!(bits, 4 | 8), "bits", bits as usize, "4 or 8")?;
+        matrix.check_parameter(matches!(bits, 4 | 8), "bits", bits as usize, "4 or 8")?;
         let size = self.group_size;
-        matrix.parameter(size > 0, "group_size", size, "at least 1")?;
-        matrix.parameter(self.in_features > 0, "in_features", 0, "at least 1")?;
+        matrix.check_parameter(size > 0, "group_size", size, "at least 1")?;
+        matrix.check_parameter(self.in_features > 0, "in_features", 0, "at least 1")?;
         matrix.elements()?;
         let words = self.words(self.in_features);
         matrix.tensor::<4>("weight_packed", self.codes, n * words)?;

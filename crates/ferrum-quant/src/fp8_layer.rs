@@ -54,7 +54,7 @@ impl Fp8Tensors<'_> {
     pub fn scales(&self) -> Result<Vec<f32>> {
         let matrix = self.matrix();
         for size in self.block {
-            matrix.parameter(size > 0, "block size", size, "at least 1")?;
+            matrix.check_parameter(size > 0, "block size", size, "at least 1")?;
         }
         let (codes, expected) = (self.codes.len(), matrix.elements()?);
         if codes != expected {

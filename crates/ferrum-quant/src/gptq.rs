@@ -71,7 +71,7 @@ impl Unit {
             8 => (4, 1),
             _ => (1, 0),
         };
-        matrix.parameter(words > 0, "bits", bits as usize, "2, 3, 4 or 8")?;
+        matrix.check_parameter(words > 0, "bits", bits as usize, "2, 3, 4 or 8")?;
         Ok(Unit { bits, codes, words })
     }
 
@@ -79,7 +79,7 @@ impl Unit {
     fn words_for(self, matrix: Matrix, what: &'static str, count: usize) -> Result<usize> {
         let whole = count > 0 && count.is_multiple_of(self.codes);
         let expected = "a positive multiple of 32 / bits (for 3 bits, of 32)";
-        matrix.parameter(whole, what, count, expected)?;
+        matrix.check_parameter(whole, what, count, expected)?;
         // Not larger than `count`, so it cannot overflow.
         Ok(count / self.codes * self.words)
     }
@@ -160,7 +160,7 @@ impl<'a> GptqTensors<'a> {
         let unit = Unit::new(matrix, self.bits)?;
         let k_words = unit.words_for(matrix, "in_features", k)?;
         let n_words = unit.words_for(matrix, "out_features", n)?;
-        matrix.parameter(
+        matrix.check_parameter(
             self.group_size > 0,
             "group_size",
             self.group_size,
@@ -191,7 +191,7 @@ impl<'a> GptqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.matrix.elements()?)?;
+            .check_len("output", out.len(), checked.matrix.elements()?)?;
         let k = self.in_features;
         checked.for_each_span(|column, first, codes| {
             out[column * k + first..][..codes.len()].copy_from_slice(codes);
@@ -207,7 +207,7 @@ impl<'a> GptqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.scales.len())?;
+            .check_len("output", out.len(), checked.scales.len())?;
         checked.zeros(out);
         Ok(())
     }
@@ -257,7 +257,7 @@ impl<'a> GptqTensors<'a> {
         let checked = self.check()?;
         checked
             .matrix
-            .len("output", out.len(), checked.matrix.elements()?)?;
+            .check_len("output", out.len(), checked.matrix.elements()?)?;
         let mut zeros = vec![0; checked.groups * self.out_features];
         checked.zeros(&mut zeros);
         let groups = Groups {
@@ -331,7 +331,7 @@ pub fn pack_codes(
     };
     let unit = Unit::new(matrix, bits)?;
     unit.words_for(matrix, "in_features", in_features)?;
-    matrix.len("codes", codes.len(), matrix.elements()?)?;
+    matrix.check_len("codes", codes.len(), matrix.elements()?)?;
     check_range(matrix, bits, codes)?;
     let mut out = Vec::with_capacity(codes.len() / unit.codes * unit.words * 4);
     for first in (0..in_features).step_by(unit.codes) {
@@ -366,7 +366,7 @@ pub fn pack_zeros(
     };
     let unit = Unit::new(matrix, bits)?;
     unit.words_for(matrix, "out_features", out_features)?;
-    matrix.len("zeros", zeros.len(), groups * out_features)?;
+    matrix.check_len("zeros", zeros.len(), groups * out_features)?;
     check_range(matrix, bits, zeros)?;
     let offset = unit.zero_offset(zero_points);
     let mut out = Vec::with_capacity(zeros.len() / unit.codes * unit.words * 4);
@@ -379,7 +379,7 @@ pub fn pack_zeros(
 
 fn check_range(matrix: Matrix, bits: u32, codes: &[u8]) -> Result<()> {
     let largest = codes.iter().copied().max().unwrap_or(0);
-    matrix.parameter(
+    matrix.check_parameter(
         u32::from(largest) >> bits == 0,
         "code",
         largest.into(),

@@ -37,8 +37,8 @@ impl Matrix {
             .ok_or(too_large)
     }
 
-    /// `Ok` when a parameter is right.
-    pub(crate) fn parameter(
+    /// Checks a parameter: an error unless `ok`.
+    pub(crate) fn check_parameter(
         self,
         ok: bool,
         what: &'static str,
@@ -56,8 +56,13 @@ impl Matrix {
         })
     }
 
-    /// `Ok` when the slice of an argument has `expected` elements.
-    pub(crate) fn len(self, argument: &'static str, found: usize, expected: usize) -> Result<()> {
+    /// Checks that the slice of an argument has `expected` elements.
+    pub(crate) fn check_len(
+        self,
+        argument: &'static str,
+        found: usize,
+        expected: usize,
+    ) -> Result<()> {
         if found == expected {
             return Ok(());
         }

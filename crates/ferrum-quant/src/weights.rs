@@ -6,7 +6,7 @@ use crate::awq::AwqTensors;
 use crate::compressed_tensors::{PackQuantizedTensors, PackedZeros};
 use crate::fp8_layer::Fp8Tensors;
 use crate::gptq::GptqTensors;
-use ferrum_types::check::{elements, stored_rows};
+use ferrum_types::check::{check_rows, elements};
 use ferrum_types::{Error, GgufQuantType, Result, SrcDtype, WeightPart};
 
 /// The quantisation schemes that a checkpoint can come in.
@@ -51,15 +51,15 @@ impl<'a> GgufRows<'a> {
     /// The `row_bytes` bytes of row `row`.
     ///
     /// # Panics
-    /// When there is no such row; [`quant_part`] says whether all are there.
+    /// When there is no such row; [`check_quant_rows`] says whether all are there.
     #[inline]
     pub fn row(&self, row: usize, row_bytes: usize) -> &'a [u8] {
         let start = row * self.row_stride.unwrap_or(row_bytes);
         &self.bytes[start..start + row_bytes]
     }
 
-    /// The same rows as a part of a dense weight, where they are floats.
-    pub fn floats(&self) -> Option<WeightPart<'a>> {
+    /// The same rows as a part of a dense weight, where they are floats; otherwise `None`.
+    pub fn as_dense(&self) -> Option<WeightPart<'a>> {
         let dtype = match self.ty {
             GgufQuantType::F32 => SrcDtype::F32,
             GgufQuantType::F16 => SrcDtype::F16,
@@ -147,9 +147,9 @@ impl<'a> QuantWeights<'a> {
     }
 
     /// Floats that need no decoding, as a part of a dense weight.
-    pub fn floats(&self) -> Option<WeightPart<'a>> {
+    pub fn as_dense(&self) -> Option<WeightPart<'a>> {
         match self {
-            Self::Gguf(part) => part.floats(),
+            Self::Gguf(part) => part.as_dense(),
             _ => None,
         }
     }
@@ -168,17 +168,17 @@ impl<'a> QuantWeights<'a> {
         affine.map(Some).map_err(wrong(op))
     }
 
-    /// All numbers in f32, `[rows, cols]`.
+    /// Dequantises all rows to f32, `[rows, cols]`.
     ///
     /// # Errors
     /// `Shape` or `InvalidArgument` of `op` when sizes disagree.
-    pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
+    pub fn dequantize(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
         let found = match self {
             Self::Gptq(layer) => layer.in_features,
             Self::Awq(layer) => layer.in_features,
             Self::PackQuantized(layer) => layer.in_features,
             Self::Fp8(layer) => layer.in_features,
-            Self::Gguf(part) => return part.expand(op, cols),
+            Self::Gguf(part) => return part.dequantize(op, cols),
         };
         if found != cols {
             let reason = format!("a layer has {found} input features, expected {cols}");
@@ -189,20 +189,20 @@ impl<'a> QuantWeights<'a> {
             Self::Awq(layer) => layer.values(),
             Self::PackQuantized(layer) => layer.values(),
             Self::Fp8(layer) => layer.values(),
-            Self::Gguf(part) => return part.expand(op, cols),
+            Self::Gguf(part) => return part.dequantize(op, cols),
         };
         values.map_err(wrong(op))
     }
 }
 
 impl GgufRows<'_> {
-    /// All numbers in f32, `[rows, cols]`.
+    /// Dequantises all rows to f32, `[rows, cols]`.
     ///
     /// # Errors
     /// `InvalidArgument` of `op` when a row is no whole number of blocks, `Shape` when the bytes are
     /// not as many as the rows take.
-    pub fn expand(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
-        let row_bytes = quant_part(op, self, cols)?;
+    pub fn dequantize(&self, op: &'static str, cols: usize) -> Result<Vec<f32>> {
+        let row_bytes = check_quant_rows(op, self, cols)?;
         let mut values = vec![0.0; elements(op, &[self.rows, cols])?];
         if self.row_stride.is_none() {
             crate::dequantize(self.ty, self.bytes, &mut values).map_err(wrong(op))?;
@@ -221,18 +221,18 @@ fn wrong(op: &'static str) -> impl Fn(QuantError) -> Error {
     move |error| Error::invalid(op, error.to_string())
 }
 
-/// Rows of blocks with `cols` elements each: bytes of a row.
+/// Checks that the bytes are those of rows of whole blocks with `cols` elements each. Returns the bytes of a row.
 ///
 /// # Errors
 /// `InvalidArgument` when a row is no whole number of blocks, `Shape` when the bytes are not as many
 /// as the rows take.
-pub fn quant_part(op: &'static str, part: &GgufRows<'_>, cols: usize) -> Result<usize> {
+pub fn check_quant_rows(op: &'static str, part: &GgufRows<'_>, cols: usize) -> Result<usize> {
     let ty = part.ty;
     let row_bytes = ty.bytes_for(cols).ok_or_else(|| {
         let block = ty.block_len();
         let reason = format!("rows have {cols} elements, expected a multiple of {block} for {ty}");
         Error::invalid(op, reason)
     })?;
-    stored_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
+    check_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
     Ok(row_bytes)
 }

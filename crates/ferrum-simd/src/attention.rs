@@ -17,7 +17,7 @@ pub(crate) use queries::Queries;
 pub use contiguous::{flash_attention, mla_attention};
 
 use super::exec::{Exec, Scratch};
-use super::gemm::lane::Single;
+use super::gemm::lane::F32Lane;
 use super::gemm::tile::{F32Columns, MAX_ROWS, PANEL, SplitColumns};
 use super::memory::SharedMut;
 use super::simd::{LANES, Simd};
@@ -62,9 +62,9 @@ pub(crate) struct Values<'a> {
 /// A tile as products take it. The memory that it was made of is borrowed for as long as it is used.
 pub(crate) trait KeyTile: Copy {
     /// Columns of keys, `[key_dim][KEYS]`.
-    fn keys(&self) -> impl SplitColumns<Lane = Single>;
+    fn keys(&self) -> impl SplitColumns<Lane = F32Lane>;
     /// Columns of values from element `at`, `[keys][PANEL]`, from key `first` of the tile on.
-    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single>;
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = F32Lane>;
 }
 
 /// A tile in f32; also for sources whose tiles are never taken as they lie.
@@ -77,12 +77,12 @@ pub(crate) struct Copied<'a> {
 
 impl KeyTile for Copied<'_> {
     #[inline(always)]
-    fn keys(&self) -> impl SplitColumns<Lane = Single> {
+    fn keys(&self) -> impl SplitColumns<Lane = F32Lane> {
         F32Columns::new(self.keys.as_ptr(), KEYS)
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single> {
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = F32Lane> {
         F32Columns::new(
             self.values.data[first * self.values.stride..][at..].as_ptr(),
             self.values.stride,

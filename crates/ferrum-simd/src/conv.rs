@@ -4,7 +4,7 @@
 //! are the inputs under the taps, written out once for each panel.
 
 use super::exec::{Exec, Scratch};
-use super::gemm::tile::{Block, F32Columns, PANEL, Rows, panel, with_rows};
+use super::gemm::tile::{ARows, F32Columns, OutputTile, PANEL, panel, with_rows};
 use super::isa::Kernel;
 use super::memory::SharedMut;
 use super::simd::Simd;
@@ -32,13 +32,13 @@ impl Kernel for WeightsTimesPanel<'_> {
             let count = S::TILE_ROWS.min(rows - first);
             let weight = &self.weight[first * self.taps..][..count * self.taps];
             let out = &mut self.out[first * PANEL..][..count * PANEL];
-            let a = Rows {
+            let a = ARows {
                 ptr: weight.as_ptr(),
                 row: self.taps,
                 step: 1,
             };
             let columns = F32Columns::new(self.columns.as_ptr(), PANEL);
-            let block = Block {
+            let block = OutputTile {
                 ptr: out.as_mut_ptr(),
                 stride: PANEL,
                 cols: PANEL,

@@ -23,7 +23,7 @@ use lane::Lane;
 use pack::{Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
 use std::ops::Range;
-use tile::{Ahead, Block, LaneColumns, Rows, with_rows};
+use tile::{ARows, LaneColumns, OutputTile, Prefetching, with_rows};
 
 /// Steps of `k` that a block covers: a tile's rows of it stay in the first-level cache.
 const STEPS: usize = 256;
@@ -393,7 +393,7 @@ impl<F: Format> Direct<'_, F> {
         let stride = self.weight.panel_bytes();
         let packed = &self.packed[row * steps..][..MR * steps];
         let bytes = &self.weight.bytes()[panel * stride..][..NV / 2 * stride];
-        let rows = Rows {
+        let rows = ARows {
             ptr: packed.as_ptr(),
             row: 1,
             step: MR,
@@ -523,20 +523,20 @@ impl<L: Lane> Tiles<'_, L> {
         let row = t * self.tile_rows;
         let steps = self.steps.len();
         assert_eq!(a.len(), MR * steps);
-        let rows = Rows {
+        let rows = ARows {
             ptr: a.as_ptr(),
             row: 1,
             step: MR,
         };
         for (i, p) in self.panels.clone().enumerate() {
-            let (next, pace) = self.next(t, p);
-            let columns = Ahead {
+            let (next, prefetch_step) = self.next(t, p);
+            let columns = Prefetching {
                 columns: LaneColumns::<L>::new(self.values(i, p), PANEL),
                 next,
-                pace,
+                prefetch_step,
             };
             let cols = PANEL.min(n - p * PANEL);
-            let block = Block {
+            let block = OutputTile {
                 // From the first to the last element of the block.
                 ptr: self.out.rows(row..row + MR, p * PANEL, cols),
                 stride: self.out.stride,

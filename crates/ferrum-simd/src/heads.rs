@@ -87,12 +87,12 @@ impl HeadTransform<'_> {
     }
 }
 
-/// Where heads come from: head `h` of token `t` begins at `start + t·token + h·head_dim`.
+/// Where heads come from: head `h` of token `t` begins at `start + t·token_stride + h·head_dim`.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadSource<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) start: usize,
-    pub(crate) token: usize,
+    pub(crate) token_stride: usize,
 }
 
 /// Where heads go.
@@ -109,18 +109,18 @@ pub(crate) trait HeadSink: Sync {
 pub(crate) struct Strided<'a> {
     out: SharedMut<'a, f32>,
     start: usize,
-    token: usize,
-    head: usize,
+    token_stride: usize,
+    head_stride: usize,
 }
 
 impl<'a> Strided<'a> {
     fn new(out: &'a mut [f32], layout: HeadLayout, shape: HeadsShape) -> Self {
-        let (token, head) = strides(layout, shape);
+        let (token_stride, head_stride) = strides(layout, shape);
         Self {
             out: SharedMut::new(out),
             start: 0,
-            token,
-            head,
+            token_stride,
+            head_stride,
         }
     }
 
@@ -129,7 +129,7 @@ impl<'a> Strided<'a> {
     /// # Safety
     /// That of [`HeadSink::store`].
     unsafe fn put(&self, token: usize, head: usize, values: &[f32]) {
-        let at = self.start + token * self.token + head * self.head;
+        let at = self.start + token * self.token_stride + head * self.head_stride;
         // SAFETY: heads of different tokens and numbers do not overlap; those of one number belong to
         // one thread (contract).
         unsafe { self.out.part(at, values.len()) }.copy_from_slice(values);
@@ -151,8 +151,8 @@ impl<'a> Strided<'a> {
         Self {
             out: SharedMut::new(cache),
             start: span.offset * head_dim,
-            token: head_dim,
-            head: span.capacity * head_dim,
+            token_stride: head_dim,
+            head_stride: span.capacity * head_dim,
         }
     }
 }
@@ -173,35 +173,35 @@ fn strides(layout: HeadLayout, shape: HeadsShape) -> (usize, usize) {
     }
 }
 
-/// Moves heads from a source through a transform to a sink, all tokens of each head.
-pub(crate) struct Move<'a, K> {
+/// Copies heads from a source through a transform to a sink, all tokens of each head.
+pub(crate) struct HeadCopy<'a, K> {
     pub(crate) source: HeadSource<'a>,
     pub(crate) transform: HeadTransform<'a>,
     pub(crate) sink: K,
 }
 
-/// A range of heads of a [`Move`].
-struct MoveHeads<'a, K> {
-    all: &'a Move<'a, K>,
+/// A range of heads of a [`HeadCopy`].
+struct HeadRangeCopy<'a, K> {
+    all: &'a HeadCopy<'a, K>,
     shape: HeadsShape,
     heads: Range<usize>,
     /// One head.
     buffer: &'a mut [f32],
 }
 
-impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
+impl<K: HeadSink> Kernel for HeadRangeCopy<'_, K> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Move {
+        let HeadCopy {
             source,
             transform,
             sink,
         } = self.all;
         for token in 0..self.shape.tokens {
             for head in self.heads.clone() {
-                let at = source.start + token * source.token + head * self.shape.head_dim;
+                let at = source.start + token * source.token_stride + head * self.shape.head_dim;
                 self.buffer
                     .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
                 transform.apply(s, self.buffer, token);
@@ -217,8 +217,8 @@ impl<K: HeadSink> Kernel for MoveHeads<'_, K> {
 pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
     exec: &Exec,
     scratch: &mut Scratch,
-    q: Option<Move<'_, Q>>,
-    kv: [Move<'_, K>; 2],
+    q: Option<HeadCopy<'_, Q>>,
+    kv: [HeadCopy<'_, K>; 2],
     shape: QkvShape,
 ) -> Result<()> {
     let QkvShape {
@@ -240,7 +240,7 @@ pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
                     ..units.end.clamp(from, from + count) - from
             };
             if let Some(q) = &q {
-                exec.level.run(MoveHeads {
+                exec.level.run(HeadRangeCopy {
                     all: q,
                     shape: shape.q(),
                     heads: part(0, heads),
@@ -250,7 +250,7 @@ pub(crate) fn move_qkv<Q: HeadSink, K: HeadSink>(
             let kv = kv.iter().zip([shape.k(), shape.v()]).enumerate();
             for (i, (all, of)) in kv {
                 let count = if i == 0 { kv_heads } else { value_heads };
-                exec.level.run(MoveHeads {
+                exec.level.run(HeadRangeCopy {
                     all,
                     shape: of,
                     heads: part(heads + i * kv_heads, count),
@@ -293,22 +293,22 @@ impl<'a> Projection<'a> {
         let source = |start| HeadSource {
             data: self.qkv,
             start,
-            token: shape.row_dim(),
+            token_stride: shape.row_dim(),
         };
         let (k, v) = (shape.q_dim(), shape.q_dim() + shape.k_dim());
         let [q_source, k_source, v_source] = [source(0), source(k), source(v)];
         let [k, v] = kv;
-        let q = Move {
+        let q = HeadCopy {
             source: q_source,
             transform: self.q,
             sink: q,
         };
-        let k = Move {
+        let k = HeadCopy {
             source: k_source,
             transform: self.k,
             sink: k,
         };
-        let v = Move {
+        let v = HeadCopy {
             source: v_source,
             transform: HeadTransform::default(),
             sink: v,

@@ -11,9 +11,9 @@ pub use element::CpuKvElement;
 
 use super::attention::{Attention, KEYS, KeyTile, KeyValues, Queries, Values};
 use super::exec::{Exec, Scratch};
-use super::gemm::lane::Single;
+use super::gemm::lane::F32Lane;
 use super::gemm::tile::{Columns, PANEL, SplitColumns};
-use super::heads::{HeadSink, HeadSource, HeadTransform, Move, Projection, Strided, move_qkv};
+use super::heads::{HeadCopy, HeadSink, HeadSource, HeadTransform, Projection, Strided, move_qkv};
 use super::math::{self, for_vectors};
 use super::memory::SharedMut;
 use super::simd::{LANES, LINE, Simd};
@@ -144,7 +144,7 @@ fn find_slots(
     for (s, queries) in scratch.queries.iter().enumerate() {
         for i in 0..queries.len {
             let at = queries.first_index + i;
-            let (block, slot) = check::slot(op, batch.table(s), shape, at)?;
+            let (block, slot) = check::block_and_slot(op, batch.table(s), shape, at)?;
             scratch.items.push([block, slot, 0]);
         }
     }
@@ -190,16 +190,16 @@ fn append<K: CpuKvElement>(
     find_slots("kv_append", scratch, &pools.shape, batch)?;
     let slots = std::mem::take(&mut scratch.items);
     let [k_sink, v_sink] = sinks(pools, &slots);
-    let from = |data, token, sink| Move {
+    let from = |data, token, sink| HeadCopy {
         source: HeadSource {
             data,
             start: 0,
-            token,
+            token_stride: token,
         },
         transform: HeadTransform::default(),
         sink,
     };
-    let none: Option<Move<'_, Strided<'_>>> = None;
+    let none: Option<HeadCopy<'_, Strided<'_>>> = None;
     let kv = [
         from(k, shape.k_dim(), k_sink),
         from(v, shape.v_dim(), v_sink),
@@ -286,7 +286,7 @@ fn check_blocks(
     let end = visible(queries.first_index + queries.len - 1).end;
     let mut at = start;
     while at < end {
-        check::slot(op, table, shape, at)?;
+        check::block_and_slot(op, table, shape, at)?;
         at = (at / shape.block_size + 1) * shape.block_size;
     }
     Ok(())
@@ -432,7 +432,7 @@ struct ValueColumns<K: CpuKvElement> {
 
 impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     #[inline(always)]
-    fn keys(&self) -> impl SplitColumns<Lane = Single> {
+    fn keys(&self) -> impl SplitColumns<Lane = F32Lane> {
         KeyColumns {
             chunks: self.keys,
             first: 0,
@@ -440,7 +440,7 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
     }
 
     #[inline(always)]
-    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = Single> {
+    fn values(&self, first: usize, at: usize) -> impl SplitColumns<Lane = F32Lane> {
         ValueColumns {
             chunks: self.values,
             first,
@@ -451,7 +451,7 @@ impl<K: CpuKvElement> KeyTile for PoolTile<K> {
 }
 
 impl<K: CpuKvElement> Columns for KeyColumns<K> {
-    type Lane = Single;
+    type Lane = F32Lane;
 
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
@@ -473,7 +473,7 @@ impl<K: CpuKvElement> SplitColumns for KeyColumns<K> {
 }
 
 impl<K: CpuKvElement> Columns for ValueColumns<K> {
-    type Lane = Single;
+    type Lane = F32Lane;
 
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {

@@ -96,7 +96,7 @@ impl Kernel for Head<'_> {
         // SAFETY: no two sequences are in one slot, and no other task has this head of it.
         let state = unsafe { self.call.states.part(state, keys * values) };
         let (query, key) = self.room.split_at_mut(keys);
-        let [q_at, k_at, v_at] = shape.starts(self.head);
+        let [q_at, k_at, v_at] = shape.qkv_offsets(self.head);
         let skip = inputs.params[2 * shape.value_heads + self.head];
         for token in start..start + tokens {
             let row = &inputs.x[token * shape.row_dim()..][..shape.row_dim()];
@@ -112,7 +112,7 @@ impl Kernel for Head<'_> {
                 query.iter_mut().for_each(|x| *x *= of_query);
                 key.iter_mut().for_each(|x| *x *= of_key);
             }
-            let out_at = token * shape.values() + self.head * values;
+            let out_at = token * shape.value_width() + self.head * values;
             // SAFETY: no other task has this head of the token.
             let out = unsafe { self.call.out.part(out_at, values) };
             let (decay, share, skip) = (s.splat(decay), s.splat(share), s.splat(skip));

@@ -1,11 +1,11 @@
 //! Weights of quantised checkpoints: group schemes stay integers ([`super::quant::affine`]), FP8 stays
-//! bytes ([`super::fp8`]), and what does not fit the panels is expanded to f32.
+//! bytes ([`super::fp8`]), and what does not fit the panels is dequantised to f32.
 
 use super::exec::Exec;
 use super::fp8;
 use super::gemm::{self, pack::CpuWeight};
 use super::panels::PanelSource;
-use super::quant::affine::{self, Layer, fits};
+use super::quant::affine::{self, GroupQuantWeight, fits};
 use super::quant::pack::{self, is_packed};
 use super::quant::{self, CpuQuantWeight, Part};
 use ferrum_quant::fp8_layer::Fp8Tensors;
@@ -16,10 +16,10 @@ const LOAD: &str = "load_layers";
 
 /// A part that is packed into panels.
 pub(super) enum PackSource<'a> {
-    Layer(Layer<'a>),
+    Layer(GroupQuantWeight<'a>),
     Blocks(GgufRows<'a>),
     Float8(Fp8Tensors<'a>),
-    /// Expanded: values and rows.
+    /// Dequantised: values and rows.
     Values(Vec<f32>, usize),
 }
 
@@ -34,21 +34,22 @@ impl<'a> PackSource<'a> {
             true => weights.affine(LOAD)?,
             false => None,
         };
-        let expanded = || {
+        let dequantized = || {
             Ok(PackSource::Values(
-                weights.expand(LOAD, cols)?,
+                weights.dequantize(LOAD, cols)?,
                 weights.rows(),
             ))
         };
         let Some((affine, codes)) = affine else {
-            return expanded();
+            return dequantized();
         };
         if affine.in_features != cols {
             let found = affine.in_features;
             let reason = format!("a layer has {found} input features, expected {cols}");
             return Err(Error::invalid(LOAD, reason));
         }
-        Layer::new(affine, codes).map_or_else(expanded, |layer| Ok(PackSource::Layer(layer)))
+        GroupQuantWeight::new(affine, codes)
+            .map_or_else(dequantized, |layer| Ok(PackSource::Layer(layer)))
     }
 
     /// Whether both become one matrix.
@@ -63,7 +64,7 @@ impl<'a> PackSource<'a> {
     }
 }
 
-/// Whether a layer stays as it is, and is not expanded to f32.
+/// Whether a layer stays as it is, and is not dequantised to f32.
 pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
     let (bits, group_of_input) = match weights {
         QuantWeights::Gptq(layer) => (layer.bits, layer.groups_of_inputs()),
@@ -76,7 +77,7 @@ pub fn is_native_layer(weights: &QuantWeights<'_>) -> bool {
         QuantWeights::PackQuantized(layer) => (layer.bits, layer.groups_of_inputs()),
         QuantWeights::Fp8(layer) => return fp8::fits(layer) && layer.validate().is_ok(),
         QuantWeights::Gguf(part) => {
-            return weights.floats().is_some() || is_packed(part.ty);
+            return weights.as_dense().is_some() || is_packed(part.ty);
         }
     };
     group_of_input.is_ok_and(|group_of_input| fits(bits, &group_of_input))
@@ -105,7 +106,7 @@ pub fn load(exec: &Exec, parts: &[QuantWeights<'_>], cols: usize) -> Result<CpuQ
         match run[0] {
             PackSource::Layer(_) => {
                 let layers: Vec<_> = run.iter().filter_map(PackSource::layer).collect();
-                loaded.push(Part::Packed(Layer::pack(exec, &layers, cols)?));
+                loaded.push(Part::Packed(GroupQuantWeight::pack(exec, &layers, cols)?));
             }
             PackSource::Blocks(_) => {
                 let blocks: Vec<_> = run.iter().filter_map(PackSource::blocks).collect();
@@ -142,13 +143,13 @@ pub(super) fn with_panels<T>(
     if let Some(part) = blocks.filter(|part| is_packed(part.ty)) {
         return f(&*pack::Packing::new(exec, &[part], cols, 1)?.panels()?);
     }
-    let part = weights.floats().or(taken.values());
-    let part = part.ok_or_else(|| Error::invalid(LOAD, "it is expanded first"))?;
+    let part = weights.as_dense().or(taken.values());
+    let part = part.ok_or_else(|| Error::invalid(LOAD, "it is dequantised first"))?;
     f(&gemm::pack::Packing::new(exec, &[part], cols, 1)?)
 }
 
 impl<'a> PackSource<'a> {
-    fn layer(&self) -> Option<&Layer<'a>> {
+    fn layer(&self) -> Option<&GroupQuantWeight<'a>> {
         match self {
             PackSource::Layer(layer) => Some(layer),
             _ => None,

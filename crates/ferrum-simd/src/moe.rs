@@ -20,8 +20,8 @@ use super::exec::Exec;
 use super::fp8;
 use super::gemm::pack::CpuWeight;
 use super::marlin::{PackSource, is_native_expert};
-use super::quant::affine::Layer;
-use super::quant::expand_stack;
+use super::quant::affine::GroupQuantWeight;
+use super::quant::dequantize_stack;
 use super::quant::pack::{PackedMatrix, is_packed};
 use ferrum_quant::weights::{GgufRows, QuantWeights};
 use ferrum_types::check::elements;
@@ -117,7 +117,7 @@ impl CpuExperts {
             // Bytes of another length than the stack's make parts that are refused.
             let each = bytes.chunks((bytes.len() / experts).max(1));
             let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
-            Matrices::Dense(expand_stack(exec, &parts, k, experts)?)
+            Matrices::Dense(dequantize_stack(exec, &parts, k, experts)?)
         };
         Self::of_matrices(shape, matrices)
     }
@@ -132,7 +132,7 @@ impl CpuExperts {
         }
         let values = experts
             .iter()
-            .map(|expert| expert.expand("load_layer_experts", shape.k));
+            .map(|expert| expert.dequantize("load_layer_experts", shape.k));
         let values = values.collect::<Result<Vec<_>>>()?;
         let parts = values
             .iter()
@@ -157,7 +157,7 @@ fn native_experts(
     let (mut packed, mut float8) = (Vec::new(), Vec::new());
     for expert in experts {
         match PackSource::new(expert, cols)? {
-            PackSource::Layer(layer) => packed.push(Layer::pack(exec, &[&layer], cols)?),
+            PackSource::Layer(layer) => packed.push(GroupQuantWeight::pack(exec, &[&layer], cols)?),
             PackSource::Blocks(part) => packed.push(PackedMatrix::new(exec, &[part], cols)?),
             PackSource::Float8(layer) => float8.push(fp8::pack(exec, &[layer], cols)?),
             PackSource::Values(..) => return Ok(None),

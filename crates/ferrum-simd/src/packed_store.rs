@@ -15,8 +15,10 @@ use super::isa::Level;
 use super::memory::SharedBytes;
 use super::moe::{CpuExperts, Matrices};
 use super::quant::format::{CodeLayout, ScaleLayout, UNIT};
-use super::quant::groups::GroupForm;
-use super::quant::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, is_packed, panel_bytes};
+use super::quant::groups::GroupFormat;
+use super::quant::pack::{
+    FormatVisitor, PackedFormat, PackedMatrix, SignFlip, is_packed, panel_bytes,
+};
 use super::quant::{CpuQuantWeight, Part};
 use ferrum_quant::compressed_tensors::PackedZeros;
 use ferrum_quant::gptq::ZeroPoints;
@@ -35,7 +37,7 @@ const SAMPLE: usize = 64;
 
 /// What packed weights depend on besides their source: the version of the layout, and what the level changes of it.
 pub fn layout(level: Level) -> String {
-    let flip = level.run_bytes(Flip);
+    let flip = level.run_bytes(SignFlip);
     let bf16 = if level.has_bf16() { "-bf16" } else { "" };
     format!("{LAYOUT}-{flip:02x}{bf16}")
 }
@@ -298,7 +300,7 @@ struct PanelBytes {
     cols: usize,
 }
 
-impl OnFormat for PanelBytes {
+impl FormatVisitor for PanelBytes {
     type Output = Option<usize>;
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) -> Option<usize> {
@@ -314,7 +316,7 @@ impl Packable for PackedMatrix {
                 entry.description.push(0);
                 put_number(entry, ty.id() as usize);
             }
-            PackedFormat::Groups(GroupForm { bits, long, zeros }) => {
+            PackedFormat::Groups(GroupFormat { bits, long, zeros }) => {
                 let form = [1, bits as u8, long.into(), zeros.into()];
                 entry.description.extend(form);
             }
@@ -334,7 +336,7 @@ impl Packable for PackedMatrix {
                 let ty = GgufQuantType::from_id(u32::try_from(reader.number()?).ok()?)?;
                 is_packed(ty).then_some(PackedFormat::Blocks(ty))?
             }
-            1 => PackedFormat::Groups(GroupForm {
+            1 => PackedFormat::Groups(GroupFormat {
                 bits: reader.byte()?.into(),
                 long: reader.byte()? != 0,
                 zeros: reader.byte()? != 0,
@@ -342,7 +344,7 @@ impl Packable for PackedMatrix {
             _ => return None,
         };
         let flip = reader.byte()?;
-        (flip == reader.level.run_bytes(Flip)).then_some(())?;
+        (flip == reader.level.run_bytes(SignFlip)).then_some(())?;
         let shape = reader.shape()?;
         // Before a product of it is made: no block takes more bytes than its numbers in f32.
         shape.cols.checked_mul(PANEL * 8)?;

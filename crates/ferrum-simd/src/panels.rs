@@ -15,9 +15,9 @@ use std::marker::PhantomData;
 pub const PANEL: usize = 2 * LANES;
 
 /// Bytes of a vector.
-pub(crate) const VECTOR: usize = 4 * LANES;
-/// Bytes that are taken of each row at once.
-pub(crate) const TAKEN: usize = 16;
+pub(crate) const VECTOR_BYTES: usize = 4 * LANES;
+/// Bytes that are read of each row at once.
+pub(crate) const ROW_CHUNK_BYTES: usize = 16;
 
 /// A matrix that can be packed.
 pub(crate) trait PanelSource: Sync {
@@ -127,7 +127,7 @@ impl<'a> LaneRows<'a> {
     #[inline(always)]
     pub(crate) fn eight_words<S: Simd>(&self, s: S, at: usize) -> [S::I; 8] {
         let [a, b, c, d] = self.words(s, at);
-        let [e, f, g, h] = self.words(s, at + TAKEN);
+        let [e, f, g, h] = self.words(s, at + ROW_CHUNK_BYTES);
         [a, b, c, d, e, f, g, h]
     }
 
@@ -137,7 +137,7 @@ impl<'a> LaneRows<'a> {
         if self.has(at) {
             return self.words(s, at);
         }
-        let mut rest = [[0; TAKEN]; LANES];
+        let mut rest = [[0; ROW_CHUNK_BYTES]; LANES];
         for (i, rest) in rest.iter_mut().enumerate() {
             for k in at..self.len {
                 // SAFETY: `k` is below the length of the row.
@@ -149,7 +149,7 @@ impl<'a> LaneRows<'a> {
 
     #[inline(always)]
     fn has(&self, at: usize) -> bool {
-        self.len >= TAKEN && at <= self.len - TAKEN
+        self.len >= ROW_CHUNK_BYTES && at <= self.len - ROW_CHUNK_BYTES
     }
 }
 
@@ -168,14 +168,14 @@ pub(crate) fn transpose<S: Simd>(
     out: &mut [u8],
     to: &mut impl Transposed<S>,
 ) {
-    for (i, out) in out.chunks_mut(TAKEN * PANEL).enumerate() {
-        let at = first + i * TAKEN;
+    for (i, out) in out.chunks_mut(ROW_CHUNK_BYTES * PANEL).enumerate() {
+        let at = first + i * ROW_CHUNK_BYTES;
         let low = rows[0].words_or_zeros(s, at);
         let high = rows[1].words_or_zeros(s, at);
-        if out.len() == TAKEN * PANEL {
+        if out.len() == ROW_CHUNK_BYTES * PANEL {
             to.put(s, low, high, out);
         } else {
-            let mut whole = [0; TAKEN * PANEL];
+            let mut whole = [0; ROW_CHUNK_BYTES * PANEL];
             to.put(s, low, high, &mut whole);
             out.copy_from_slice(&whole[..out.len()]);
         }
@@ -185,7 +185,7 @@ pub(crate) fn transpose<S: Simd>(
 /// Stores a vector from byte `at` on.
 #[inline(always)]
 pub(crate) fn put_vector<S: Simd>(s: S, out: &mut [u8], at: usize, v: S::I) {
-    let out = &mut out[at..at + VECTOR];
+    let out = &mut out[at..at + VECTOR_BYTES];
     // SAFETY: so many bytes are there.
     unsafe { s.store_i(out.as_mut_ptr(), v) }
 }
@@ -206,16 +206,16 @@ pub(crate) fn put_low_bytes<S: Simd>(s: S, out: &mut [u8], at: usize, v: S::I) {
     unsafe { s.store_low_bytes(out.as_mut_ptr(), v) }
 }
 
-/// Some bits of each lane: `v` moved down by `shift`, then masked.
+/// Extracts bits of each lane: `v` shifted right by `shift`, then masked.
 #[inline(always)]
-pub(crate) fn field<S: Simd>(s: S, v: S::I, shift: usize, mask: i32) -> S::I {
+pub(crate) fn extract_bits<S: Simd>(s: S, v: S::I, shift: usize, mask: i32) -> S::I {
     s.and_i(s.shr_i(v, shift), s.splat_i(mask))
 }
 
 /// All bits of the first `count` lanes.
 #[inline(always)]
 pub(crate) fn first_lanes<S: Simd>(s: S, count: usize) -> S::I {
-    let mut mask = [0u8; VECTOR];
+    let mut mask = [0u8; VECTOR_BYTES];
     for byte in &mut mask[..4 * count.min(LANES)] {
         *byte = 0xff;
     }

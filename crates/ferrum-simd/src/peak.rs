@@ -2,7 +2,7 @@
 //! which `ferrum bench` puts its figures.
 
 use super::exec::Exec;
-use super::gemm::lane::{Lane, Pair, Single};
+use super::gemm::lane::{Bf16PairLane, F32Lane, Lane};
 use super::isa::{ByteKernel, Kernel};
 use super::marlin::with_panels;
 use super::memory::{CpuBuffer, SharedMut};
@@ -121,14 +121,14 @@ fn copy(exec: &Exec, from: &[u8], to: &mut [u8]) {
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
 /// typical run.
 pub fn fma_peak(exec: &Exec) -> f64 {
-    lane_peak::<Single>(exec)
+    lane_peak::<F32Lane>(exec)
 }
 
 /// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical
 /// run, where products with weights of bf16 are made of such.
 pub fn bf16_peak(exec: &Exec) -> Option<f64> {
     let has_bf16 = exec.level.has_bf16();
-    has_bf16.then(|| lane_peak::<Pair>(exec))
+    has_bf16.then(|| lane_peak::<Bf16PairLane>(exec))
 }
 
 fn lane_peak<L: Lane>(exec: &Exec) -> f64 {

@@ -4,7 +4,7 @@
 //! become bytes with a scale for each 32 of a row (`acts`); products of bytes are summed in integers
 //! (`tile`). A few rows take the codes straight from the panel; many share units of it that were
 //! decoded into the first-level cache (`task`). Types without a packed form of their own are
-//! expanded to f32.
+//! dequantised to f32.
 
 pub(crate) mod acts;
 pub mod affine;
@@ -28,7 +28,7 @@ use ferrum_quant::weights::GgufRows;
 use ferrum_types::{Error, GemmShape, MatShape, Result, RowShape, SrcDtype, WeightPart};
 use format::{CodeLayout, ScaleLayout, UNIT};
 pub use pack::is_packed;
-use pack::{OnFormat, PackedMatrix};
+use pack::{FormatVisitor, PackedMatrix};
 use std::marker::PhantomData;
 use std::ops::Range;
 use task::Task;
@@ -110,33 +110,33 @@ pub(super) fn load_parts(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Re
         Ok(if is_packed(group[0].ty) {
             Part::Packed(PackedMatrix::new(exec, group, cols)?)
         } else {
-            Part::Dense(expand(exec, group, cols)?)
+            Part::Dense(dequantize(exec, group, cols)?)
         })
     };
     parts.chunk_by(same).map(load).collect()
 }
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
-fn expand(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuWeight> {
-    let weight = expand_stack(exec, parts, cols, 1)?.pop();
+fn dequantize(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuWeight> {
+    let weight = dequantize_stack(exec, parts, cols, 1)?.pop();
     weight.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
 }
 
-/// [`expand`] into `count` matrices of equally many rows, each of equally many parts.
-pub(crate) fn expand_stack(
+/// [`dequantize`] into `count` matrices of equally many rows, each of equally many parts.
+pub(crate) fn dequantize_stack(
     exec: &Exec,
     parts: &[GgufRows<'_>],
     cols: usize,
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
     let op = "load_quant";
-    let floats: Option<Vec<_>> = parts.iter().map(GgufRows::floats).collect();
+    let floats: Option<Vec<_>> = parts.iter().map(GgufRows::as_dense).collect();
     if let Some(floats) = floats {
         return CpuWeight::stack(exec, &floats, cols, count);
     }
     let mut values = Vec::new();
     for part in parts {
-        values.extend(part.expand(op, cols)?);
+        values.extend(part.dequantize(op, cols)?);
     }
     let mut rest = &values[..];
     let part = |part: &GgufRows<'_>| {
@@ -244,7 +244,7 @@ pub(crate) struct Product<'a> {
     pub(crate) columns: Columns<'a>,
 }
 
-impl OnFormat for Product<'_> {
+impl FormatVisitor for Product<'_> {
     type Output = ();
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, _: F) {
@@ -283,7 +283,7 @@ pub(crate) struct SomePanels<'a> {
     pub(crate) panels: Range<usize>,
 }
 
-impl OnFormat for SomePanels<'_> {
+impl FormatVisitor for SomePanels<'_> {
     type Output = ();
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, codes: C, _: F) {

@@ -2,7 +2,7 @@
 //! the same error wherever it is found.
 
 pub use crate::size::{elements, require};
-pub use crate::weight_part::{stored_rows, weight_parts};
+pub use crate::weight_part::{check_rows, check_weight_parts};
 use crate::{BatchShape, Error, PagedKvShape, Result};
 use std::ops::Range;
 
@@ -147,12 +147,12 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// `(block, slot)` of the key with index `at`, by its sequence's block table.
+/// Block and slot inside it of the key with index `at`, by its sequence's block table.
 ///
 /// # Errors
 /// `InvalidArgument` when the table ends before it or names no block of the pool.
 #[inline]
-pub fn slot(
+pub fn block_and_slot(
     op: &'static str,
     table: &[i32],
     shape: &PagedKvShape,

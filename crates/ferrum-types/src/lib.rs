@@ -21,7 +21,7 @@ pub use gguf_type::GgufQuantType;
 pub use ids::{AdapterId, BlockId, SeqId, StateSlot, TokenId};
 pub use kv::{KvBf16, KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, PagedKvShape};
 pub use shapes::{
-    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape,
+    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, Conv1dShape, CopyColumnsShape,
     DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape,
     FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadOrder, HeadsShape,
     LinearAttentionRule, LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape,

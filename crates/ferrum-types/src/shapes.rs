@@ -300,9 +300,9 @@ impl MlaShape {
     }
 }
 
-/// Columns of rows that are copied to columns of other rows.
+/// Shape of a copy of columns of rows to columns of other rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ColumnsShape {
+pub struct CopyColumnsShape {
     /// Rows.
     pub rows: usize,
     /// Columns that are copied.
@@ -390,20 +390,20 @@ pub enum GroupScore {
     BestTwo,
 }
 
-/// Groups of neighbouring experts, of which a token takes the best before it takes experts of these alone.
+/// Group-limited routing: a token selects the top groups, then experts within them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups, all of one size: at most [`MOST`](Self::MOST).
+    /// Number of groups, all of one size: at most [`MAX`](Self::MAX).
     pub groups: usize,
-    /// Groups that a token takes.
+    /// Groups that a token selects.
     pub top: usize,
-    /// By what they are taken.
+    /// How groups are ranked.
     pub score: GroupScore,
 }
 
 impl ExpertGroups {
     /// The most groups that there may be.
-    pub const MOST: usize = 64;
+    pub const MAX: usize = 64;
 }
 
 /// Activation that combines a pair's products with the gate and up matrices of its expert.
@@ -456,8 +456,8 @@ impl RouteShape {
         }
     }
 
-    /// Whether experts are ranked by their logits, as by scores: no bias is added to these, and they are not summed.
-    /// Scores of different logits may round to equal ones.
+    /// Whether ranking by logits equals ranking by scores: there is no bias and no group sum. Scores of different logits
+    /// may round to equal ones.
     #[inline]
     pub fn ranks_logits(&self, has_bias: bool) -> bool {
         !has_bias && self.groups.is_none_or(|g| g.score == GroupScore::Best)
@@ -546,12 +546,12 @@ impl CausalConvShape {
 /// How linear attention changes its state, and how its inputs are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearAttentionRule {
-    /// The gated delta rule (Yang et al., 2024, "Gated Delta Networks"). Rows are `[queries | keys | values]`, with
-    /// queries and keys that are scaled to length 1 (queries then by `1 / √key_dim`), and gates `[β | step]`: what
-    /// the state says of a key is replaced by the share `sigmoid(β)` of the value.
+    /// The gated delta rule (Yang et al., 2024, "Gated Delta Networks"): `S ← S + k ⊗ sigmoid(β)·(v − Sᵀ k)` after the
+    /// state `S` has decayed. Rows are `[queries | keys | values]`, gates `[β | step]`. Queries and keys are scaled to
+    /// length 1, queries then by `1 / √key_dim`.
     GatedDelta,
-    /// The state space of Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs"). Rows are `[values | keys | queries]`
-    /// (`x`, `B` and `C` there), gates `[step]`: the share `Δ` of the value is added.
+    /// The state space of Mamba-2 (Dao and Gu, 2024, "Transformers are SSMs"): `S ← S + k ⊗ Δ·v` after the state has
+    /// decayed. Rows are `[values | keys | queries]` (`x`, `B` and `C` there), gates `[step]`.
     StateSpace,
 }
 
@@ -586,22 +586,22 @@ pub struct LinearAttentionShape {
 }
 
 impl LinearAttentionShape {
-    /// Elements of a token's queries, and of its keys.
+    /// Elements of a token's queries, and as many of its keys.
     #[inline]
-    pub fn keys(self) -> usize {
+    pub fn key_width(self) -> usize {
         self.key_heads * self.key_dim
     }
 
     /// Elements of a token's values, and of its output.
     #[inline]
-    pub fn values(self) -> usize {
+    pub fn value_width(self) -> usize {
         self.value_heads * self.value_dim
     }
 
     /// Elements of a row of inputs.
     #[inline]
     pub fn row_dim(self) -> usize {
-        2 * self.keys() + self.values()
+        2 * self.key_width() + self.value_width()
     }
 
     /// Elements of a row of gates.
@@ -616,22 +616,22 @@ impl LinearAttentionShape {
     /// Elements of its part of a state, `[value_heads, key_dim, value_dim]`.
     #[inline]
     pub fn state_len(self) -> usize {
-        self.values() * self.key_dim
+        self.value_width() * self.key_dim
     }
 
-    /// Where the query, the key and the value of a value head begin in a row.
+    /// First elements of the query, the key and the value of a value head in a row.
     #[inline]
-    pub fn starts(self, head: usize) -> [usize; 3] {
+    pub fn qkv_offsets(self, head: usize) -> [usize; 3] {
         let key_head = match self.order {
             HeadOrder::Grouped => head / (self.value_heads / self.key_heads),
             HeadOrder::Interleaved => head % self.key_heads,
         };
         let of_key = key_head * self.key_dim;
-        let (keys, value) = (self.keys(), head * self.value_dim);
+        let (keys, value) = (self.key_width(), head * self.value_dim);
         match self.rule {
             LinearAttentionRule::GatedDelta => [of_key, keys + of_key, 2 * keys + value],
             LinearAttentionRule::StateSpace => {
-                let values = self.values();
+                let values = self.value_width();
                 [values + keys + of_key, values + of_key, value]
             }
         }

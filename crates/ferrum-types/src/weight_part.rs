@@ -31,7 +31,7 @@ impl<'a> WeightPart<'a> {
     /// The `row_bytes` bytes of row `row`.
     ///
     /// # Panics
-    /// When there is no such row; [`weight_parts`] says whether all are there.
+    /// When there is no such row; [`check_weight_parts`] says whether all are there.
     #[inline]
     pub fn row(&self, row: usize, row_bytes: usize) -> &'a [u8] {
         let start = row * self.row_stride.unwrap_or(row_bytes);
@@ -39,12 +39,16 @@ impl<'a> WeightPart<'a> {
     }
 }
 
-/// The rows of all parts of a dense matrix, each as many bytes as its rows of `cols` elements take.
-pub fn weight_parts(op: &'static str, parts: &[WeightPart<'_>], cols: usize) -> Result<usize> {
+/// Checks that each part of a dense matrix has the bytes of its rows of `cols` elements. Returns the rows of all parts.
+pub fn check_weight_parts(
+    op: &'static str,
+    parts: &[WeightPart<'_>],
+    cols: usize,
+) -> Result<usize> {
     let mut rows = 0usize;
     for part in parts {
         let row_bytes = elements(op, &[cols, part.dtype.size()])?;
-        stored_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
+        check_rows(op, part.bytes, part.rows, row_bytes, part.row_stride)?;
         rows = rows
             .checked_add(part.rows)
             .ok_or_else(|| Error::invalid(op, "the rows of all parts overflow"))?;
@@ -52,11 +56,11 @@ pub fn weight_parts(op: &'static str, parts: &[WeightPart<'_>], cols: usize) -> 
     Ok(rows)
 }
 
-/// `bytes` are `rows` rows of `row_bytes`, which follow each other or begin `row_stride` bytes apart.
+/// Checks that `bytes` are `rows` rows of `row_bytes`, which follow each other or begin `row_stride` bytes apart.
 ///
 /// # Errors
 /// `Shape` for another number of bytes, `InvalidArgument` for rows that overlap.
-pub fn stored_rows(
+pub fn check_rows(
     op: &'static str,
     bytes: &[u8],
     rows: usize,

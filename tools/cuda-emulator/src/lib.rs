@@ -23,12 +23,12 @@ const SOURCES: [&str; 10] = [
     include_str!("../device/intrinsics.cuh"),
 ];
 
-/// The folder with `libcuda.so`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so.2`, built if need be: for the loader's path of
-/// another process.
+/// The directory with `libcuda.so`, `libnvrtc.so`, `libcublasLt.so` and `libnccl.so.2`, built if need be: for the loader's
+/// path of another process.
 ///
 /// # Errors
 /// A sentence on why it cannot be built here.
-pub fn folder() -> Result<PathBuf, String> {
+pub fn library_dir() -> Result<PathBuf, String> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     FOLDER.get_or_init(build).clone()
 }
@@ -75,7 +75,7 @@ static LOADED: OnceLock<Result<[libloading::Library; 4], String>> = OnceLock::ne
 /// A sentence on why there is none.
 pub fn load() -> Result<(), String> {
     let loaded = LOADED.get_or_init(|| {
-        let folder = folder()?;
+        let folder = library_dir()?;
         let open = |name: &str| {
             // SAFETY: the library was built from this folder; its initialisers only register its own state.
             unsafe { libloading::Library::new(folder.join(name)) }.map_err(|e| e.to_string())
@@ -117,9 +117,9 @@ fn set(library: usize, name: &[u8], value: i32) {
     }
 }
 
-/// Forgets an error that a kernel made, which would be the answer to every later call. The work that was queued is gone.
-pub fn reset() {
-    if let Ok(folder) = folder() {
+/// Clears an error of a kernel, which every later call would return. The work that was queued is gone.
+pub fn clear_error() {
+    if let Ok(folder) = library_dir() {
         // SAFETY: the library is loaded already, or runs nothing yet; the symbol is a function without arguments.
         unsafe {
             let library = libloading::Library::new(folder.join("libcuda.so"));
@@ -146,8 +146,8 @@ pub fn set_capability((major, minor): (i32, i32)) {
     }
 }
 
-/// How many products cuBLASLt has made in this process.
-pub fn blas_products() -> u64 {
+/// How many matrix products (GEMM) cuBLASLt has computed in this process.
+pub fn gemm_calls() -> u64 {
     count(2, b"emulator_products\0")
 }
 

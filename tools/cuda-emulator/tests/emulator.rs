@@ -71,7 +71,7 @@ impl Device {
             println!("skipped: {reason}");
             return None;
         }
-        ferrum_cuda_emulator::reset();
+        ferrum_cuda_emulator::clear_error();
         let cubin = compiled();
         let (mut context, mut module, mut stream) = (null_mut(), null_mut(), null_mut());
         // SAFETY: all outlive the calls.
@@ -532,5 +532,5 @@ fn a_pool_gives_memory_in_the_order_of_a_stream() {
         let destroyed = sys::cuMemPoolDestroy(pool);
         assert!(words(destroyed).contains("256 bytes are in use"));
     }
-    ferrum_cuda_emulator::reset();
+    ferrum_cuda_emulator::clear_error();
 }

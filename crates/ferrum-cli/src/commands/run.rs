@@ -12,7 +12,7 @@ use crate::model_argument::model_and_text;
 use crate::{input, load_model, ui};
 use ferrum_engine::vision::PromptImage;
 use ferrum_engine::{
-    Generation, GenerationStats, Placement, SamplingParams, Session, generate_with_images,
+    GenerationParams, GenerationStats, Placement, SamplingParams, Session, generate_with_images,
 };
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_models::Model;
@@ -46,12 +46,12 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         tokenizer,
         template,
     };
-    let generation = Generation {
+    let generation = GenerationParams {
         sampling: sampling(&model, &args, &encoder.tokenizer)?,
         max_tokens: args.max_tokens.unwrap_or(usize::MAX),
         stop: args.stop.clone(),
         stop_tokens: stop_tokens(&model, &encoder.tokenizer),
-        ..Generation::default()
+        ..GenerationParams::default()
     };
     let kept = args.session.as_ref();
     let kept = kept.map(|path| KeptSession::open(path, load_model::fingerprint(&model)));
@@ -129,7 +129,7 @@ fn answer(
     args: &RunArgs,
     model: &Model,
     encoder: &PromptEncoder,
-    generation: &Generation,
+    generation: &GenerationParams,
     prompt: &str,
 ) -> Outcome {
     let tokens = if args.raw || !encoder.has_template() {
@@ -159,7 +159,7 @@ fn answer_about_images(
     args: &RunArgs,
     model: &Model,
     encoder: &PromptEncoder,
-    generation: &Generation,
+    generation: &GenerationParams,
     prompt: &str,
 ) -> Outcome {
     let files = Images::open(&args.image, model, &encoder.tokenizer)?;
@@ -188,7 +188,7 @@ fn continue_session(
     args: &RunArgs,
     model: &Model,
     encoder: &PromptEncoder,
-    generation: &Generation,
+    generation: &GenerationParams,
     (mut kept, prompt): (KeptSession, &str),
 ) -> Outcome {
     let raw = args.raw || !encoder.has_template();
@@ -272,7 +272,7 @@ fn stream_to_stdout(
     session: &mut Session,
     tokenizer: &Tokenizer,
     prompt: (&[TokenId], &[PromptImage]),
-    generation: &Generation,
+    generation: &GenerationParams,
 ) -> Outcome<GenerationStats> {
     let mut shown = Ok(());
     let stats = generate_with_images(session, tokenizer, prompt, generation, &mut |text| {

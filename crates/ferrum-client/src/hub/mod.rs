@@ -17,7 +17,7 @@ use crate::{ClientError, Result};
 use api::Listing;
 use ferrum_formats::Safetensors;
 use ferrum_formats::hub::{
-    CachedRepo, DownloadScope, HubCache, ModelName, Revision, Weights, choose,
+    CachedRepo, DownloadScope, HubCache, ModelName, Revision, Weights, select_files,
 };
 use fetch::Fetch;
 use std::path::PathBuf;
@@ -124,7 +124,7 @@ impl Hub {
             )));
         }
         let Listing { commit, files } = self.list(model, revision, watch).await?;
-        let choice = choose(model, &files, want)?;
+        let choice = select_files(model, &files, want)?;
         let repo: CachedRepo = self.config.cache.repo(&model.repo);
         let mut fetch = Fetch {
             hub: self,
@@ -133,7 +133,7 @@ impl Hub {
             watch,
             fetched: 0,
         };
-        for file in &choice.support {
+        for file in &choice.metadata_files {
             fetch.fetch_metadata(file).await?;
         }
         match &choice.weights {

@@ -1,6 +1,6 @@
 //! Attention over contiguous keys and values, and over a shared latent cache.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -371,7 +371,7 @@ fn flash_cases<B: Backend>(cases: &mut Cases<B>) {
     for (name, spec) in specs() {
         let case = label(op, act, Tolerance::F32_ATTENTION, name);
         let make = move |rng: &mut Rng| make(rng, spec);
-        cases.add(case, make, probe!(flash_attention, flash_formula));
+        cases.add(case, make, implementations!(flash_attention, flash_formula));
     }
     let changes: [(&str, Change); 4] = [
         ("whole and in chunks", |_| {}),
@@ -394,7 +394,7 @@ fn flash_cases<B: Backend>(cases: &mut Cases<B>) {
     }
     let mut few = BASE;
     few.sinks = true;
-    cases.short((op, act), move |rng| make(rng, few), both!(flash_attention));
+    cases.rejects_short_buffers((op, act), move |rng| make(rng, few), both!(flash_attention));
 }
 
 #[derive(Clone)]
@@ -522,12 +522,12 @@ fn mla_cases<B: Backend>(cases: &mut Cases<B>) {
         change(&mut shape);
         let case = label(op, act, Tolerance::F32_ATTENTION, name);
         let make = move |rng: &mut Rng| make_mla(rng, shape, 1.0);
-        cases.add(case, make, probe!(mla_attention, mla_formula));
+        cases.add(case, make, implementations!(mla_attention, mla_formula));
     }
     for (name, scale) in [("large scores", 8.0), ("tiny values", 1e-6), ("zeros", 0.0)] {
         let case = label(op, act, Tolerance::F32_ATTENTION, name);
         let make = move |rng: &mut Rng| make_mla(rng, MLA, scale);
-        cases.add(case, make, probe!(mla_attention, mla_formula));
+        cases.add(case, make, implementations!(mla_attention, mla_formula));
     }
     let shape = MlaShape {
         q_len: 23,
@@ -543,7 +543,7 @@ fn mla_cases<B: Backend>(cases: &mut Cases<B>) {
         mla_attention::<B>,
         mla_in_chunks::<B>,
     );
-    cases.short(
+    cases.rejects_short_buffers(
         (op, act),
         |rng| make_mla(rng, MLA, 1.0),
         both!(mla_attention),

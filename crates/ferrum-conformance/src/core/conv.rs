@@ -1,6 +1,6 @@
 //! Convolutions over time and over image patches.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -225,7 +225,7 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
                 format!("{name}{suffix}"),
             );
             let make = move |rng: &mut Rng| make_1d(rng, shape, bias);
-            cases.add(case, make, probe!(conv1d, conv1d_formula));
+            cases.add(case, make, implementations!(conv1d, conv1d_formula));
         }
         for &(name, change) in SHAPES_2D {
             let mut shape = IMAGE;
@@ -237,15 +237,15 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
                 format!("{name}{suffix}"),
             );
             let make = move |rng: &mut Rng| make_2d(rng, shape, bias);
-            cases.add(case, make, probe!(conv2d_patch, conv2d_formula));
+            cases.add(case, make, implementations!(conv2d_patch, conv2d_formula));
         }
     }
-    cases.short(
+    cases.rejects_short_buffers(
         ("conv1d", act),
         |rng| make_1d(rng, PLAIN, true),
         both!(conv1d),
     );
-    cases.short(
+    cases.rejects_short_buffers(
         ("conv2d_patch", act),
         |rng| make_2d(rng, IMAGE, true),
         both!(conv2d_patch),

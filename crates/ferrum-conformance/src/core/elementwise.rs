@@ -1,6 +1,6 @@
 //! Ops that treat every element alike.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -220,23 +220,27 @@ fn all_ops<B: Backend>(cases: &mut Cases<B>, text: &str, dims: (usize, usize), s
         let mut case = function("activate");
         case.name = format!("{text}, {name}");
         let alone = |data: &Operands| data.map(|x| activation(data.activation, x));
-        cases.add(case, make, probe!(activate, alone));
+        cases.add(case, make, implementations!(activate, alone));
         let mut case = function("activate");
         case.name = format!("{text}, {name} times y");
         let times = |data: &Operands| data.gated(|x| activation(data.activation, x));
-        cases.add(case, make, probe!(activate_times, times));
+        cases.add(case, make, implementations!(activate_times, times));
     }
     let exact = |data: &Operands| data.map(|x| naive::gelu(GeluKind::Exact, x));
     let tanh = |data: &Operands| data.map(|x| naive::gelu(GeluKind::Tanh, x));
-    cases.add(function("gelu"), make, probe!(gelu, exact));
-    cases.add(function("gelu_tanh"), make, probe!(gelu_tanh, tanh));
+    cases.add(function("gelu"), make, implementations!(gelu, exact));
+    cases.add(
+        function("gelu_tanh"),
+        make,
+        implementations!(gelu_tanh, tanh),
+    );
     cases.add(
         function("silu"),
         make,
-        probe!(silu, |data| data.map(naive::silu)),
+        implementations!(silu, |data| data.map(naive::silu)),
     );
-    let probe = probe!(fused_silu_mul_split, |data| data.gated(naive::silu));
-    cases.add(function("fused_silu_mul_split"), make, probe);
+    let implementations = implementations!(fused_silu_mul_split, |data| data.gated(naive::silu));
+    cases.add(function("fused_silu_mul_split"), make, implementations);
     for (gelu, suffix) in [(GeluKind::Exact, ", exact"), (GeluKind::Tanh, ", tanh")] {
         let mut case = function("fused_gelu_mul_split");
         case.name.push_str(suffix);
@@ -245,32 +249,44 @@ fn all_ops<B: Backend>(cases: &mut Cases<B>, text: &str, dims: (usize, usize), s
             ..operands(rng, dims, scale)
         };
         let formula = |data: &Operands| data.gated(|x| naive::gelu(data.gelu, x));
-        cases.add(case, make, probe!(fused_gelu_mul_split, formula));
+        cases.add(case, make, implementations!(fused_gelu_mul_split, formula));
     }
     let capped = |data: &Operands| data.map(|x| naive::softcap(x, data.factor.into()));
-    cases.add(function("softcap"), make, probe!(softcap, capped));
+    cases.add(function("softcap"), make, implementations!(softcap, capped));
 
-    cases.add(sum("add_bias"), make, probe!(add_bias, add_bias_formula));
+    cases.add(
+        sum("add_bias"),
+        make,
+        implementations!(add_bias, add_bias_formula),
+    );
     cases.add(
         sum("add_inplace"),
         make,
-        probe!(add_inplace, |data| data.zip(|x, y| x + y)),
+        implementations!(add_inplace, |data| data.zip(|x, y| x + y)),
     );
     let scaled_sum = |data: &Operands| data.zip(|x, y| x + f64::from(data.factor) * y);
     cases.add(
         sum("scaled_add_inplace"),
         make,
-        probe!(scaled_add_inplace, scaled_sum),
+        implementations!(scaled_add_inplace, scaled_sum),
     );
     let scaled = |data: &Operands| data.map(|x| x * f64::from(data.factor));
-    cases.add(sum("scale_inplace"), make, probe!(scale_inplace, scaled));
-    cases.add(sum("mul"), make, probe!(mul, |data| data.zip(|x, y| x * y)));
+    cases.add(
+        sum("scale_inplace"),
+        make,
+        implementations!(scale_inplace, scaled),
+    );
+    cases.add(
+        sum("mul"),
+        make,
+        implementations!(mul, |data| data.zip(|x, y| x * y)),
+    );
 }
 
 fn short<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
     let make = |rng: &mut Rng| operands(rng, (3, 7), 1.0);
-    let mut add = |op, runs| cases.short((op, act), make, runs);
+    let mut add = |op, runs| cases.rejects_short_buffers((op, act), make, runs);
     add("activate", both!(activate_times));
     add("gelu", both!(gelu));
     add("gelu_tanh", both!(gelu_tanh));

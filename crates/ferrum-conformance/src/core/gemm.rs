@@ -1,6 +1,6 @@
 //! Dense matrices: products, look-ups, the largest of a row.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::{Dense, Rng};
 use crate::io::{Check, Io, Refusals, wrong};
@@ -144,7 +144,7 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         for &(rows, n, k) in SHAPES {
             let make = move |rng: &mut Rng| matrix(rng, (rows, n, k), dtype, (1.0, 0.1));
             let case = case(format!("[{rows}, {k}] × [{n}, {k}]"));
-            cases.add(case, make, probe!(gemm, gemm_formula));
+            cases.add(case, make, implementations!(gemm, gemm_formula));
         }
         for (text, x_scale, w_scale) in [
             ("large values", 1e4, 1e2),
@@ -154,7 +154,11 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         ] {
             let scales = (x_scale, w_scale);
             let make = move |rng: &mut Rng| matrix(rng, (3, 33, 66), dtype, scales);
-            cases.add(case(text.into()), make, probe!(gemm, gemm_formula));
+            cases.add(
+                case(text.into()),
+                make,
+                implementations!(gemm, gemm_formula),
+            );
         }
         let make = move |rng: &mut Rng| matrix(rng, (40, 50, 134), dtype, (1.0, 0.1));
         let text = "rows alone and together";
@@ -163,7 +167,7 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         let text = "a weight with others' elements between its rows";
         cases.same(("gemm", name, text), make, gemm::<B>, gemm_strided::<B>);
         let make = move |rng: &mut Rng| matrix(rng, (3, 7, 34), dtype, (1.0, 0.1));
-        cases.short(("gemm", name), make, both!(gemm));
+        cases.rejects_short_buffers(("gemm", name), make, both!(gemm));
     }
     let make = |rng: &mut Rng| {
         let (rows, k) = (3, 65);
@@ -183,7 +187,7 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         Tolerance::HALF_STORAGE,
         "parts of f16, f32 and bf16",
     );
-    cases.add(case, make, probe!(gemm, gemm_formula));
+    cases.add(case, make, implementations!(gemm, gemm_formula));
 }
 
 fn weight_tolerance(dtype: SrcDtype) -> Tolerance {
@@ -315,19 +319,23 @@ fn lookup_cases<B: Backend>(cases: &mut Cases<B>) {
             let make = move |rng: &mut Rng| some_rows(rng, dtype, table_rows, dim, ids);
             let text = format!("{ids} of [{table_rows}, {dim}]");
             let case = label("embedding_lookup", name, Tolerance::EXACT, text);
-            cases.add(case, make, probe!(embedding_lookup, lookup_formula));
+            cases.add(
+                case,
+                make,
+                implementations!(embedding_lookup, lookup_formula),
+            );
         }
         let make = move |rng: &mut Rng| some_rows(rng, dtype, 10, 7, 9);
-        cases.short(("embedding_lookup", name), make, both!(embedding_lookup));
+        cases.rejects_short_buffers(("embedding_lookup", name), make, both!(embedding_lookup));
     }
     for (table_rows, dim, ids) in shapes {
         let make = move |rng: &mut Rng| some_rows(rng, SrcDtype::F32, table_rows, dim, ids);
         let text = format!("{ids} of [{table_rows}, {dim}]");
         let case = label("gather_rows", act, Tolerance::EXACT, text);
-        cases.add(case, make, probe!(gather_rows, lookup_formula));
+        cases.add(case, make, implementations!(gather_rows, lookup_formula));
     }
     let make = |rng: &mut Rng| some_rows(rng, SrcDtype::F32, 10, 7, 9);
-    cases.short(("gather_rows", act), make, both!(gather_rows));
+    cases.rejects_short_buffers(("gather_rows", act), make, both!(gather_rows));
 }
 
 struct Rows {
@@ -372,7 +380,7 @@ fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
             Tolerance::EXACT,
             format!("[{rows}, {dim}]"),
         );
-        cases.add(case, make, probe!(argmax_rows, argmax_formula));
+        cases.add(case, make, implementations!(argmax_rows, argmax_formula));
     }
     // Few distinct values, so that every row has many equal largest ones.
     let make = |rng: &mut Rng| Rows {
@@ -380,7 +388,7 @@ fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
         x: (0..20 * 300).map(|_| rng.below(3) as f32 - 5.0).collect(),
     };
     let case = label("argmax_rows", act, Tolerance::EXACT, "the lowest of equals");
-    cases.add(case, make, probe!(argmax_rows, argmax_formula));
+    cases.add(case, make, implementations!(argmax_rows, argmax_formula));
     let make = |rng: &mut Rng| {
         let dim = 70;
         let mut x = rng.acts(6 * dim, 1.0);
@@ -398,12 +406,12 @@ fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
         }
     };
     let case = label("argmax_rows", act, Tolerance::EXACT, "NaN and infinities");
-    cases.add(case, make, probe!(argmax_rows, argmax_formula));
+    cases.add(case, make, implementations!(argmax_rows, argmax_formula));
     let make = |rng: &mut Rng| Rows {
         shape: RowShape { rows: 3, dim: 7 },
         x: rng.acts(3 * 7, 1.0),
     };
-    cases.short(("argmax_rows", act), make, both!(argmax_rows));
+    cases.rejects_short_buffers(("argmax_rows", act), make, both!(argmax_rows));
 }
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {

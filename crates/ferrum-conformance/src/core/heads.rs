@@ -1,6 +1,6 @@
 //! From a fused projection to heads: split, norm, rotation, layout, contiguous cache.
 
-use crate::case::{Cases, Probe, act_name, both, label, probe};
+use crate::case::{Cases, OpImplementations, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -86,8 +86,8 @@ impl Transform {
             }
         });
         Transform {
-            q_norm: kind.norm.then(|| rng.gains(head_dim)),
-            k_norm: kind.norm.then(|| rng.gains(head_dim)),
+            q_norm: kind.norm.then(|| rng.norm_weights(head_dim)),
+            k_norm: kind.norm.then(|| rng.norm_weights(head_dim)),
             eps: 1e-6,
             rope,
         }
@@ -521,35 +521,45 @@ fn text(
     format!("{tokens} tokens, {heads}:{kv_heads} heads of {head_dim}{values}")
 }
 
-/// Makes the probe of an op; a probe is used up by its case.
-type MakeProbe<B> = fn() -> Probe<B, Qkv>;
+/// Makes the implementations of an op; a case consumes them.
+type MakeImplementations<B> = fn() -> OpImplementations<B, Qkv>;
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
-    let copies: [(&'static str, MakeProbe<B>); 4] = [
-        ("split_qkv", || probe!(split_qkv, split_qkv_formula)),
+    let copies: [(&'static str, MakeImplementations<B>); 4] = [
+        ("split_qkv", || {
+            implementations!(split_qkv, split_qkv_formula)
+        }),
         ("kv_cache_append_head_major", || {
-            probe!(append, append_formula)
+            implementations!(append, append_formula)
         }),
         ("transpose_head_to_token", || {
-            probe!(head_to_token, head_to_token_formula)
+            implementations!(head_to_token, head_to_token_formula)
         }),
         ("transpose_token_to_head", || {
-            probe!(token_to_head, token_to_head_formula)
+            implementations!(token_to_head, token_to_head_formula)
         }),
     ];
-    for (op, probe) in copies {
+    for (op, implementations) in copies {
         for shape in SHAPES {
             let make = move |rng: &mut Rng| make(rng, shape, KINDS[0], 1.0);
-            cases.add(label(op, act, Tolerance::EXACT, text(shape)), make, probe());
+            cases.add(
+                label(op, act, Tolerance::EXACT, text(shape)),
+                make,
+                implementations(),
+            );
         }
         let make = |rng: &mut Rng| make(rng, SHAPES[3], KINDS[0], 1.0);
-        cases.short((op, act), make, (probe().run, probe().reference));
+        cases.rejects_short_buffers(
+            (op, act),
+            make,
+            (implementations().run, implementations().reference),
+        );
     }
     for shape in UNEQUAL {
         let make = move |rng: &mut Rng| make(rng, shape, KINDS[0], 1.0);
         let case = label("split_qkv", act, Tolerance::EXACT, text(shape));
-        cases.add(case, make, probe!(split_qkv, split_qkv_formula));
+        cases.add(case, make, implementations!(split_qkv, split_qkv_formula));
         for kind in [KINDS[0], KINDS[4]] {
             let text = format!("{}, {}", text(shape), kind.name);
             transforms(cases, shape, kind, 1.0, &text);
@@ -570,13 +580,13 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         transforms(cases, SHAPES[3], KINDS[4], scale, text);
     }
     let make = |rng: &mut Rng| make(rng, SHAPES[3], KINDS[4], 1.0);
-    cases.short(("qk_norm_rope", act), make, both!(qk_norm_rope));
-    cases.short(
+    cases.rejects_short_buffers(("qk_norm_rope", act), make, both!(qk_norm_rope));
+    cases.rejects_short_buffers(
         ("split_qkv_norm_rope", act),
         make,
         both!(split_qkv_norm_rope),
     );
-    cases.short(
+    cases.rejects_short_buffers(
         ("split_qkv_norm_rope_into_cache", act),
         make,
         both!(into_cache),
@@ -602,13 +612,21 @@ fn transforms<B: Backend>(
             ..make(rng, shape, kind, scale)
         };
         let case = case("qk_norm_rope", &format!("{text}, {suffix}"));
-        cases.add(case, make, probe!(qk_norm_rope, qk_norm_rope_formula));
+        cases.add(
+            case,
+            make,
+            implementations!(qk_norm_rope, qk_norm_rope_formula),
+        );
     }
     let make = move |rng: &mut Rng| make(rng, shape, kind, scale);
-    let probe = probe!(split_qkv_norm_rope, split_qkv_norm_rope_formula);
-    cases.add(case("split_qkv_norm_rope", text), make, probe);
-    let probe = probe!(into_cache, into_cache_formula);
-    cases.add(case("split_qkv_norm_rope_into_cache", text), make, probe);
+    let implementations = implementations!(split_qkv_norm_rope, split_qkv_norm_rope_formula);
+    cases.add(case("split_qkv_norm_rope", text), make, implementations);
+    let implementations = implementations!(into_cache, into_cache_formula);
+    cases.add(
+        case("split_qkv_norm_rope_into_cache", text),
+        make,
+        implementations,
+    );
 }
 
 #[cfg(test)]

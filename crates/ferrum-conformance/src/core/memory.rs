@@ -1,8 +1,8 @@
 //! Buffers: every element type, odd offsets, and nothing beyond what was asked for.
 
 use crate::case::{Cases, both};
-use crate::io::{Check, Refusals, Trouble, wrong};
-use ferrum_kernels::{Backend, ColumnsShape, DeviceBuffer, UploadPiece};
+use crate::io::{CaseError, Check, Refusals, wrong};
+use ferrum_kernels::{Backend, CopyColumnsShape, DeviceBuffer, UploadPiece};
 use ferrum_types::{Element, Error};
 use half::{bf16, f16};
 
@@ -186,7 +186,7 @@ fn copy_columns<B: Backend, T: Sample>(device: &B, refused: &mut Refusals) -> Ch
     let src = device.from_slice(&data)?;
     let shape = |rows, len, src, dst| {
         let ((src_first, src_width), (dst_first, dst_width)) = (src, dst);
-        ColumnsShape {
+        CopyColumnsShape {
             rows,
             len,
             src_first,
@@ -319,7 +319,7 @@ fn no_such_device<B: Backend>(device: &B) -> Check {
     }
     match B::open(devices.len() + 1000) {
         Err(Error::NoDevice { .. }) => Ok(()),
-        Err(error) => Err(Trouble::Error(error)),
+        Err(error) => Err(CaseError::Error(error)),
         Ok(_) => wrong("a device that is not in the list was opened"),
     }
 }

@@ -1,6 +1,6 @@
 //! Norms of rows.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -125,7 +125,7 @@ fn make(rng: &mut Rng, (rows, dim): (usize, usize), scale: f32, bias: bool) -> N
         },
         x: rng.acts(size, scale),
         residual: rng.acts(size, scale),
-        weight: rng.gains(dim),
+        weight: rng.norm_weights(dim),
         bias: bias.then(|| rng.floats(dim, 0.5)),
     }
 }
@@ -150,20 +150,28 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     let mut add = |text: String, dims: (usize, usize), scale: f32| {
         let case = |op| label(op, act, Tolerance::NORM, text.clone());
         let plain = move |rng: &mut Rng| make(rng, dims, scale, false);
-        cases.add(case("rms_norm"), plain, probe!(rms_norm, rms_norm_formula));
-        let probe = probe!(fused_add_rms_norm, fused_add_rms_norm_formula);
-        cases.add(case("fused_add_rms_norm"), plain, probe);
+        cases.add(
+            case("rms_norm"),
+            plain,
+            implementations!(rms_norm, rms_norm_formula),
+        );
+        let implementations = implementations!(fused_add_rms_norm, fused_add_rms_norm_formula);
+        cases.add(case("fused_add_rms_norm"), plain, implementations);
         // A row of one element has no variance: only its sign of rounding would be compared.
         if dims.1 > 1 {
             cases.add(
                 case("layer_norm"),
                 plain,
-                probe!(layer_norm, layer_norm_formula),
+                implementations!(layer_norm, layer_norm_formula),
             );
             let biased = move |rng: &mut Rng| make(rng, dims, scale, true);
             let mut case = case("layer_norm");
             case.name.push_str(", with bias");
-            cases.add(case, biased, probe!(layer_norm, layer_norm_formula));
+            cases.add(
+                case,
+                biased,
+                implementations!(layer_norm, layer_norm_formula),
+            );
         }
     };
     for &(rows, dim) in SHAPES {
@@ -187,7 +195,11 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         Tolerance::CANCELLING,
         "a mean far from 0",
     );
-    cases.add(case, offset, probe!(layer_norm, layer_norm_formula));
+    cases.add(
+        case,
+        offset,
+        implementations!(layer_norm, layer_norm_formula),
+    );
 
     let some = |rng: &mut Rng| make(rng, (9, 257), 2.0, true);
     let text = "rows alone and together";
@@ -204,7 +216,7 @@ pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
         layer_norm_by_rows::<B>,
     );
     let few = |rng: &mut Rng| make(rng, (3, 7), 2.0, true);
-    cases.short(("rms_norm", act), few, both!(rms_norm));
-    cases.short(("fused_add_rms_norm", act), few, both!(fused_add_rms_norm));
-    cases.short(("layer_norm", act), few, both!(layer_norm));
+    cases.rejects_short_buffers(("rms_norm", act), few, both!(rms_norm));
+    cases.rejects_short_buffers(("fused_add_rms_norm", act), few, both!(fused_add_rms_norm));
+    cases.rejects_short_buffers(("layer_norm", act), few, both!(layer_norm));
 }

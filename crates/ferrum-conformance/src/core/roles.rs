@@ -1,7 +1,7 @@
 //! Ops whose buffers may have more than one role, with the elements of the residual stream and of logits. The files
 //! beside this one try them with activations.
 
-use crate::case::{Cases, label, probe};
+use crate::case::{Cases, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -50,7 +50,7 @@ impl Data {
             shape: RowShape { rows, dim },
             x: rng.acts(rows * dim, 2.0),
             acts: rng.acts(rows * dim, 2.0),
-            gains: rng.gains(dim),
+            gains: rng.norm_weights(dim),
             matrix: rng.floats(dim * dim, 1.0),
             rows: (0..rows as i32).rev().collect(),
         }
@@ -210,27 +210,39 @@ fn of_role<B: Backend, R: Role>(cases: &mut Cases<B>) {
         let sum = |op| case(op, Tolerance::ARITHMETIC);
         let function = |op| case(op, Tolerance::ELEMENTWISE);
         let product = case("gemm", Tolerance::F32_SUMS);
-        cases.add(product, make, probe!(gemm, R, gemm_formula));
+        cases.add(product, make, implementations!(gemm, R, gemm_formula));
         let copy = case("gather_rows", Tolerance::EXACT);
-        cases.add(copy, make, probe!(gather_rows, R, gather_formula));
+        cases.add(copy, make, implementations!(gather_rows, R, gather_formula));
         let norm = |op| case(op, Tolerance::NORM);
-        let probe = probe!(rms_norm, R, rms_norm_formula);
-        cases.add(norm("rms_norm"), make, probe);
-        let probe = probe!(layer_norm, R, layer_norm_formula);
-        cases.add(norm("layer_norm"), make, probe);
+        let implementations = implementations!(rms_norm, R, rms_norm_formula);
+        cases.add(norm("rms_norm"), make, implementations);
+        let implementations = implementations!(layer_norm, R, layer_norm_formula);
+        cases.add(norm("layer_norm"), make, implementations);
         let tanh = |data: &Data| data.each(|x, _, _| x.tanh());
-        cases.add(function("activate"), make, probe!(activate, R, tanh));
+        cases.add(
+            function("activate"),
+            make,
+            implementations!(activate, R, tanh),
+        );
         let bias = |data: &Data| data.each(|x, _, gain| x + gain);
-        cases.add(sum("add_bias"), make, probe!(add_bias, R, bias));
+        cases.add(sum("add_bias"), make, implementations!(add_bias, R, bias));
         let add = |data: &Data| data.each(|x, y, _| x + y);
-        cases.add(sum("add_inplace"), make, probe!(add_inplace, R, add));
+        cases.add(
+            sum("add_inplace"),
+            make,
+            implementations!(add_inplace, R, add),
+        );
         let scaled = |data: &Data| data.each(|x, y, _| x + f64::from(FACTOR) * y);
-        let probe = probe!(scaled_add_inplace, R, scaled);
-        cases.add(sum("scaled_add_inplace"), make, probe);
+        let implementations = implementations!(scaled_add_inplace, R, scaled);
+        cases.add(sum("scaled_add_inplace"), make, implementations);
         let scale = |data: &Data| data.each(|x, _, _| x * f64::from(FACTOR));
-        cases.add(sum("scale_inplace"), make, probe!(scale_inplace, R, scale));
+        cases.add(
+            sum("scale_inplace"),
+            make,
+            implementations!(scale_inplace, R, scale),
+        );
         let cap = |data: &Data| data.each(|x, _, _| naive::softcap(x, FACTOR.into()));
-        cases.add(function("softcap"), make, probe!(softcap, R, cap));
+        cases.add(function("softcap"), make, implementations!(softcap, R, cap));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Per-expert products over every kind of stack.
 
 use super::routing::Pairs;
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::{Dense, FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
@@ -11,7 +11,7 @@ use crate::{gguf, naive};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertActivation, ExpertInput,
-    ExpertMaps, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
+    ExpertProjection, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
 use ferrum_types::{Error, GgufQuantType, SrcDtype};
 
@@ -230,7 +230,7 @@ fn gemm_of<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Expe
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
     let bias = data.bias(io, "bias", 0)?;
-    let maps = ExpertMaps {
+    let maps = ExpertProjection {
         matrices: experts,
         bias: bias.as_ref(),
     };
@@ -286,7 +286,7 @@ fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> 
     let x = io.input("x", &data.x)?;
     let mut out = io.output("out", data.out_len())?;
     let biases = [data.bias(io, "gate bias", 0)?, data.bias(io, "up bias", 1)?];
-    let maps = |i: usize, matrices| ExpertMaps {
+    let maps = |i: usize, matrices| ExpertProjection {
         matrices,
         bias: biases[i].as_ref(),
     };
@@ -378,7 +378,7 @@ where
             let name = format!("{text}, {suffix}");
             let case = label("moe_gemm", kind.dtype(), kind.tolerance(), name);
             let make = move |rng: &mut Rng| make(rng, sizes, kind, input);
-            cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
+            cases.add(case, make, implementations!(moe_gemm, L, gemm_formula));
         }
         let make = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerToken);
         let case = label(
@@ -387,7 +387,7 @@ where
             kind.tolerance().of_product(),
             text,
         );
-        cases.add(case, make, probe!(gate_up, L, gate_up_formula));
+        cases.add(case, make, implementations!(gate_up, L, gate_up_formula));
         let of_gelu = move |rng: &mut Rng| Moe {
             activation: ExpertActivation::GeluTanh,
             ..make(rng)
@@ -395,11 +395,11 @@ where
         let name = format!("{text}, gelu");
         let tolerance = kind.tolerance().of_product();
         let case = label("moe_gate_up", kind.dtype(), tolerance, name);
-        cases.add(case, of_gelu, probe!(gate_up, L, gate_up_formula));
+        cases.add(case, of_gelu, implementations!(gate_up, L, gate_up_formula));
         let biased = |text: &str| format!("{text}, biases");
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
         let case = label("moe_gemm", kind.dtype(), kind.tolerance(), biased(text));
-        cases.add(case, make, probe!(moe_gemm, L, gemm_formula));
+        cases.add(case, make, implementations!(moe_gemm, L, gemm_formula));
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerToken);
         let text = format!("{}, bounded", biased(text));
         let case = label(
@@ -408,7 +408,7 @@ where
             kind.tolerance().of_product(),
             text,
         );
-        cases.add(case, make, probe!(gate_up, L, gate_up_formula));
+        cases.add(case, make, implementations!(gate_up, L, gate_up_formula));
     }
     let many = Sizes { tokens: 21, ..base };
     for (input, suffix) in inputs {
@@ -418,9 +418,9 @@ where
         cases.same(id, make, moe_gemm::<B, L>, by_tokens::<B, L>);
     }
     let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerPair);
-    cases.short(("moe_gemm", kind.dtype()), few, both!(moe_gemm, L));
+    cases.rejects_short_buffers(("moe_gemm", kind.dtype()), few, both!(moe_gemm, L));
     let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerToken);
-    cases.short(("moe_gate_up", kind.dtype()), few, both!(gate_up, L));
+    cases.rejects_short_buffers(("moe_gate_up", kind.dtype()), few, both!(gate_up, L));
 }
 
 const SMALL: Sizes = Sizes {

@@ -3,8 +3,9 @@
 use crate::case::{Cases, act_name, both};
 use crate::io::{Check, Refusals, wrong};
 use ferrum_kernels::{
-    Act, BackendMoeFused, ExpertActivation, ExpertGroups, ExpertInput, ExpertMaps, ExpertShape,
-    GroupScore, Logits, MoeRouting, MoeShape, NormShape, Residual, RouteShape, WeightPart,
+    Act, BackendMoeFused, ExpertActivation, ExpertGroups, ExpertInput, ExpertProjection,
+    ExpertShape, GroupScore, Logits, MoeRouting, MoeShape, NormShape, Residual, RouteShape,
+    WeightPart,
 };
 use ferrum_types::{FloatElement, SrcDtype};
 
@@ -125,7 +126,7 @@ fn products<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
     let mut routing = MoeRouting::alloc(device, ROUTE.tokens, ROUTE.experts, ROUTE.top_k)?;
     let stack = device.load_experts(&[0; 240], SrcDtype::F32, STACK)?;
     let (x, mut out): (Act<B>, Act<B>) = (device.alloc(1000)?, device.alloc(1000)?);
-    let maps = ExpertMaps::new(&stack);
+    let maps = ExpertProjection::new(&stack);
     B::compute_ids_tpe(&mut ctx, &mut routing, ROUTE)?;
     let shape = MoeShape {
         tokens: ROUTE.tokens,

@@ -1,6 +1,6 @@
 //! Which experts a token goes to, and the pairs sorted by expert.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -216,7 +216,7 @@ fn scored_cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
                     bias: biased.then(|| rng.floats(experts, 0.3)),
                 };
                 let case = label(op, act, Tolerance::ELEMENTWISE, name);
-                cases.add(case, make, probe!(route_topk, route_formula));
+                cases.add(case, make, implementations!(route_topk, route_formula));
             }
         }
     }
@@ -253,7 +253,7 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
                     bias,
                 }
             };
-            cases.add(case, make, probe!(route_topk, route_formula));
+            cases.add(case, make, implementations!(route_topk, route_formula));
         }
     }
     scored_cases(cases);
@@ -271,7 +271,7 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         }
     };
     let case = label(op, act, Tolerance::ELEMENTWISE, "the lowest of equals");
-    cases.add(case, ties, probe!(route_topk, route_formula));
+    cases.add(case, ties, implementations!(route_topk, route_formula));
     for (text, scale) in [("large logits", 1e4), ("zeros", 0.0)] {
         let make = move |rng: &mut Rng| Route {
             shape,
@@ -279,14 +279,14 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
             bias: None,
         };
         let case = label(op, act, Tolerance::ELEMENTWISE, text);
-        cases.add(case, make, probe!(route_topk, route_formula));
+        cases.add(case, make, implementations!(route_topk, route_formula));
     }
     let few = move |rng: &mut Rng| Route {
         shape,
         logits: rng.acts(9 * 40, 1.0),
         bias: Some(rng.floats(40, 1.0)),
     };
-    cases.short((op, act), few, both!(route_topk));
+    cases.rejects_short_buffers((op, act), few, both!(route_topk));
 
     let op = "compute_ids_tpe";
     for (tokens, experts, top_k) in [
@@ -302,9 +302,9 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
             let name = format!("{tokens} tokens, {top_k} of {experts}{suffix}");
             let make = move |rng: &mut Rng| Pairs::new(rng, tokens, experts, top_k, favourite);
             let case = label(op, "i32", Tolerance::EXACT, name);
-            cases.add(case, make, probe!(compute_ids_tpe, sort_formula));
+            cases.add(case, make, implementations!(compute_ids_tpe, sort_formula));
         }
     }
     let few = |rng: &mut Rng| Pairs::new(rng, 5, 8, 2, false);
-    cases.short((op, "i32"), few, both!(compute_ids_tpe));
+    cases.rejects_short_buffers((op, "i32"), few, both!(compute_ids_tpe));
 }

@@ -1,6 +1,6 @@
 //! Weighted sums of what the experts of a token gave.
 
-use crate::case::{Cases, act_name, both, label, probe};
+use crate::case::{Cases, act_name, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::data::Rng;
 use crate::io::{Check, Io};
@@ -122,7 +122,7 @@ fn make_sums(rng: &mut Rng, tokens: usize, top_k: usize, dim: usize, scale: f32)
         x: rng.acts(pairs * dim, scale),
         weights: (0..pairs).map(|_| rng.unit()).collect(),
         residual: rng.acts(tokens * dim, scale),
-        norm: rng.gains(dim),
+        norm: rng.norm_weights(dim),
     }
 }
 
@@ -132,22 +132,22 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     let mut add = |text: String, tokens: usize, top_k: usize, dim: usize, scale: f32| {
         let make = move |rng: &mut Rng| make_sums(rng, tokens, top_k, dim, scale);
         let case = |op, tolerance| label(op, act, tolerance, text.clone());
-        let sums = probe!(weighted_sum, |data| vec![data.sums()]);
+        let sums = implementations!(weighted_sum, |data| vec![data.sums()]);
         cases.add(case("moe_weighted_sum", Tolerance::F32_SUMS), make, sums);
-        let added = probe!(added_sum, |data| vec![data.residuals()]);
+        let added = implementations!(added_sum, |data| vec![data.residuals()]);
         let case_of = |op, tolerance| label(op, act, tolerance, format!("{text}, added"));
         cases.add(
             case_of("moe_weighted_sum", Tolerance::F32_SUMS),
             make,
             added,
         );
-        let residuals = probe!(weighted_sum_residual, |data| vec![data.residuals()]);
+        let residuals = implementations!(weighted_sum_residual, |data| vec![data.residuals()]);
         cases.add(
             case("moe_weighted_sum_residual", Tolerance::F32_SUMS),
             make,
             residuals,
         );
-        let norm = probe!(weighted_sum_residual_norm, norm_formula);
+        let norm = implementations!(weighted_sum_residual_norm, norm_formula);
         cases.add(
             case("moe_weighted_sum_residual_norm", Tolerance::NORM),
             make,
@@ -174,13 +174,13 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         add(text.into(), 3, 2, 65, scale);
     }
     let few = |rng: &mut Rng| make_sums(rng, 3, 2, 7, 1.0);
-    cases.short(("moe_weighted_sum", act), few, both!(weighted_sum));
-    cases.short(
+    cases.rejects_short_buffers(("moe_weighted_sum", act), few, both!(weighted_sum));
+    cases.rejects_short_buffers(
         ("moe_weighted_sum_residual", act),
         few,
         both!(weighted_sum_residual),
     );
-    cases.short(
+    cases.rejects_short_buffers(
         ("moe_weighted_sum_residual_norm", act),
         few,
         both!(weighted_sum_residual_norm),

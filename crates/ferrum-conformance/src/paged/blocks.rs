@@ -2,7 +2,7 @@
 
 use super::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
 use super::{append_and_attend, attend, attention, attention_formula, tolerance};
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::data::Rng;
 use crate::io::{Check, Fault, Io, Refusals, wrong};
 use ferrum_kernels::reference::ReferenceBackend;
@@ -68,7 +68,7 @@ where
 {
     let layout = Layout::new(data);
     let mut made = layout.pool::<ReferenceBackend, K>(&ReferenceBackend::new(), data)?;
-    let [_, k, v] = &data.new;
+    let [_, k, v] = &data.step_qkv;
     let new = [k.clone(), v.clone()];
     layout.append(&ReferenceBackend::new(), &mut made, &step(data), &new)?;
     let device = ReferenceBackend::new();
@@ -231,7 +231,7 @@ where
         cases.add(
             case,
             make,
-            probe!(from_reference, K, attention_formula::<K>),
+            implementations!(from_reference, K, attention_formula::<K>),
         );
     }
     cases.check((op, K::NAME, "what is written is read"), kept::<B, K>);

@@ -12,7 +12,7 @@ mod wide;
 use self::refusals::{copies_out_of_range, mismatches, pools_of_nothing};
 use self::step::{BASE, FEW, Layout, Paged, Spec, WHOLE, make, step};
 use self::wide::MANY_WIDE;
-use crate::case::{Cases, both, label, probe};
+use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
 use crate::core::{KINDS, Transform, TransformBuffers, transformed};
 use crate::data::Rng;
@@ -162,7 +162,7 @@ fn append_and_attend<B: BackendKvDtype<K>, K: KvDtypeKind>(
     kv: &mut KvLayer<B, K>,
 ) -> Check {
     let batch = layout.batch::<B, K>(io, &step(data), data.spec.slack)?;
-    let [_, k, v] = &data.new;
+    let [_, k, v] = &data.step_qkv;
     let (k, v) = (io.input("k", k)?, io.input("v", v)?);
     B::kv_append(&mut io.ctx, kv, &k, &v, &batch)?;
     attend(io, data, &batch, kv)
@@ -175,7 +175,7 @@ fn attend<B: BackendKvDtype<K>, K: KvDtypeKind>(
     batch: &DeviceBatch<B>,
     kv: &KvLayer<B, K>,
 ) -> Check {
-    let q = io.input("q", &data.new[0])?;
+    let q = io.input("q", &data.step_qkv[0])?;
     let sinks = io.optional_floats("sinks", data.sinks.as_deref())?;
     let mut out = io.output("out", data.out_size())?;
     let (sinks, config) = (sinks.as_ref(), &data.config);
@@ -213,17 +213,17 @@ fn attention_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
     for seq in 0..data.spec.seqs.len() {
         let seq = data.alone(seq);
         let (old, new) = seq.spec.seqs[0];
-        let [q, k, v] = &seq.new;
+        let [q, k, v] = &seq.step_qkv;
         let rows = |parts: [&[f32]; 2], kv_head: usize, dim: usize| -> Vec<Vec<f32>> {
             let all = parts.concat();
             let head = |j| &all[(j * kv_heads + kv_head) * dim..][..dim];
             (0..old + new).map(|j| stored(K::DTYPE, head(j))).collect()
         };
         let of_head = |head| {
-            let keys = rows([&seq.old[0], k], head, head_dim);
+            let keys = rows([&seq.cached_kv[0], k], head, head_dim);
             let values = match data.spec.latent {
                 true => keys.iter().map(|key| key[..value_dim].to_vec()).collect(),
-                false => rows([&seq.old[1], v], head, value_dim),
+                false => rows([&seq.cached_kv[1], v], head, value_dim),
             };
             (keys, values)
         };
@@ -279,7 +279,7 @@ fn fused_formula<K: KvDtypeKind>(data: &Paged) -> Vec<Vec<f64>> {
     let new = parts.map(|part| naive::narrow(&part));
     let mut outputs = vec![q];
     outputs.extend(attention_formula::<K>(&Paged {
-        new,
+        step_qkv: new,
         ..data.clone()
     }));
     outputs
@@ -337,10 +337,10 @@ fn in_chunks<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Pa
     let mut start = 0;
     for seqs in CHUNK_STEPS {
         let len = seqs[0].1;
-        let part = |i: usize| data.new[i][start * rows[i]..][..len * rows[i]].to_vec();
+        let part = |i: usize| data.step_qkv[i][start * rows[i]..][..len * rows[i]].to_vec();
         let chunk = Paged {
             spec: Spec { seqs, ..data.spec },
-            new: [part(0), part(1), part(2)],
+            step_qkv: [part(0), part(1), part(2)],
             ..data.clone()
         };
         append_and_attend(io, &chunk, &layout, &mut kv)?;
@@ -431,7 +431,11 @@ where
     for (name, spec) in specs() {
         let case = label(op, K::NAME, tolerance::<B, K>(), name);
         let make = move |rng: &mut Rng| make(rng, spec);
-        cases.add(case, make, probe!(attention, K, attention_formula::<K>));
+        cases.add(
+            case,
+            make,
+            implementations!(attention, K, attention_formula::<K>),
+        );
     }
     let text = "pools, batches and settings that do not fit";
     cases.refuses((op, K::NAME, text), both!(mismatches, K));
@@ -477,7 +481,7 @@ where
             in_chunks::<B, K>,
         );
     }
-    cases.short(
+    cases.rejects_short_buffers(
         (op, K::NAME),
         |rng| make(rng, Spec { sinks: true, ..FEW }),
         both!(attention, K),
@@ -492,7 +496,7 @@ fn latent<B: BackendKvDtype<K>, K: KvDtypeKind>(io: &mut Io<'_, B>, data: &Paged
     let layout = Layout::new(data);
     let mut kv = layout.pool::<B, K>(io.device, data)?;
     let batch = layout.batch::<B, K>(io, &step(data), data.spec.slack)?;
-    let [q, rows, _] = &data.new;
+    let [q, rows, _] = &data.step_qkv;
     let (q, rows) = (io.input("q", q)?, io.input("latent", rows)?);
     B::append_latent_paged::<K>(&mut io.ctx, &mut kv, &rows, &batch)?;
     let mut out = io.output("out", data.out_size())?;
@@ -526,7 +530,11 @@ where
         };
         let case = label(op, K::NAME, tolerance::<B, K>(), text);
         let make = move |rng: &mut Rng| make(rng, spec);
-        cases.add(case, make, probe!(latent, K, attention_formula::<K>));
+        cases.add(
+            case,
+            make,
+            implementations!(latent, K, attention_formula::<K>),
+        );
     }
 }
 
@@ -576,7 +584,7 @@ where
                 data.transform = Transform::new(rng, kind, spec.head_dim, tokens);
                 data
             };
-            cases.add(case, make, probe!(fused, K, fused_formula::<K>));
+            cases.add(case, make, implementations!(fused, K, fused_formula::<K>));
         }
     }
     let make_fused = |rng: &mut Rng| {
@@ -585,7 +593,7 @@ where
         data.transform = Transform::new(rng, KINDS[4], FEW.head_dim, tokens);
         data
     };
-    cases.short((op, K::NAME), make_fused, both!(fused, K));
+    cases.rejects_short_buffers((op, K::NAME), make_fused, both!(fused, K));
 
     let op = "kv_copy_blocks";
     for (text, spec) in [
@@ -624,7 +632,11 @@ where
     ] {
         let case = label(op, K::NAME, tolerance::<B, K>(), text);
         let make = move |rng: &mut Rng| make(rng, spec);
-        cases.add(case, make, probe!(copied, K, attention_formula::<K>));
+        cases.add(
+            case,
+            make,
+            implementations!(copied, K, attention_formula::<K>),
+        );
     }
     cases.refuses(
         (op, K::NAME, "blocks that are not there"),
@@ -642,7 +654,7 @@ fn int8_attention<B: BackendInt8KvOps>(io: &mut Io<'_, B>, data: &Paged) -> Chec
     let layout = Layout::new(data);
     let mut kv = layout.pool::<B, KvInt8>(io.device, data)?;
     let batch = layout.batch::<B, KvInt8>(io, &step(data), data.spec.slack)?;
-    let [q, k, v] = &data.new;
+    let [q, k, v] = &data.step_qkv;
     let (q, k, v) = (io.input("q", q)?, io.input("k", k)?, io.input("v", v)?);
     let mut out = io.output("out", data.out_size())?;
     B::int8_kv_append_paged(&mut io.ctx, &mut kv, &k, &v, &batch)?;
@@ -668,7 +680,7 @@ pub(crate) fn int8_cases<B: BackendInt8KvOps>() -> Cases<B> {
         cases.add(
             case,
             make,
-            probe!(int8_attention, attention_formula::<KvInt8>),
+            implementations!(int8_attention, attention_formula::<KvInt8>),
         );
     }
     cases
@@ -702,18 +714,18 @@ mod tests {
             ("not causal", |data| data.config.causal = false),
             ("keys of another sequence", |data| {
                 let row = data.config.kv_heads * data.config.head_dim;
-                if !data.old[0].is_empty() {
-                    data.old[0].rotate_left(row);
+                if !data.cached_kv[0].is_empty() {
+                    data.cached_kv[0].rotate_left(row);
                 }
             }),
             ("values of another head", |data| {
                 let dim = data.config.head_dim;
-                if !data.new[2].is_empty() {
-                    data.new[2].rotate_left(dim);
+                if !data.step_qkv[2].is_empty() {
+                    data.step_qkv[2].rotate_left(dim);
                 }
             }),
-            ("keys not written", |data| data.new[1].fill(0.0)),
-            ("values not written", |data| data.new[2].fill(100.0)),
+            ("keys not written", |data| data.step_qkv[1].fill(0.0)),
+            ("values not written", |data| data.step_qkv[2].fill(100.0)),
         ];
         for (what, misread) in misreadings {
             let noticed = |(name, spec): (&str, Spec)| {

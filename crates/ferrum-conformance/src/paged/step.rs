@@ -76,11 +76,11 @@ pub(super) struct Paged {
     pub(super) config: AttnConfig,
     pub(super) sinks: Option<Vec<f32>>,
     /// `[tokens, kv_heads, head_dim]` and `[tokens, kv_heads, value_dim]` of former steps.
-    pub(super) old: [Vec<f32>; 2],
+    pub(super) cached_kv: [Vec<f32>; 2],
     /// `[tokens, q_dim + k_dim + v_dim]` of this step.
     pub(super) qkv: Vec<f32>,
     /// `[tokens, …]`: q, k and v of this step.
-    pub(super) new: [Vec<f32>; 3],
+    pub(super) step_qkv: [Vec<f32>; 3],
     pub(super) transform: Transform,
 }
 
@@ -123,9 +123,9 @@ pub(super) fn make(rng: &mut Rng, spec: Spec) -> Paged {
             softcap: spec.softcap,
         },
         sinks: spec.sinks.then(|| rng.floats(heads, 2.0)),
-        old,
+        cached_kv: old,
         qkv,
-        new,
+        step_qkv: new,
         transform,
     }
 }
@@ -183,15 +183,15 @@ impl Paged {
         };
         let shape = self.qkv_shape();
         let kv_rows = [shape.k_dim(), shape.v_dim()];
-        let [q, k, v] = &self.new;
+        let [q, k, v] = &self.step_qkv;
         Paged {
             spec: Spec {
                 seqs: &self.spec.seqs[seq..=seq],
                 ..self.spec
             },
-            old: [0, 1].map(|i| rows(&self.old[i], starts.0, old, kv_rows[i])),
+            cached_kv: [0, 1].map(|i| rows(&self.cached_kv[i], starts.0, old, kv_rows[i])),
             qkv: rows(&self.qkv, starts.1, new, shape.row_dim()),
-            new: [
+            step_qkv: [
                 rows(q, starts.1, new, shape.q_dim()),
                 rows(k, starts.1, new, kv_rows[0]),
                 rows(v, starts.1, new, kv_rows[1]),
@@ -320,7 +320,7 @@ impl Layout {
         let stale = dims.map(|dim| rng.floats(slots * self.pool.kv_heads * dim, 100.0));
         all.append(device, &mut kv, &[(slots, slots)], &stale)?;
         let old: Vec<_> = data.spec.seqs.iter().map(|seq| (seq.0, seq.0)).collect();
-        self.append(device, &mut kv, &old, &data.old)?;
+        self.append(device, &mut kv, &old, &data.cached_kv)?;
         Ok(kv)
     }
 

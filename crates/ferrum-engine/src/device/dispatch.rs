@@ -4,7 +4,7 @@
 use super::job::CudaForm;
 #[cfg(feature = "gpu")]
 use super::job::GpuForm;
-use super::job::{CpuExpanded, CpuNative, DeviceJob, KvElement, ReferenceForm};
+use super::job::{CpuDequantized, CpuNative, DeviceJob, KvElement, ReferenceForm};
 use super::kind::{BackendKind, KvDtype};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 #[cfg(feature = "cuda")]
@@ -89,7 +89,7 @@ impl Demands {
         Self {
             bytes: model.tensors().total_bytes(),
             experts: model.spec.experts().is_some(),
-            quantised: !model.expanded(WeightPolicy::floats()).is_empty(),
+            quantised: !model.dequantized_types(WeightPolicy::floats()).is_empty(),
         }
     }
 
@@ -254,7 +254,7 @@ impl BackendDispatch {
     pub fn weight_policy(&self, model: &Model) -> WeightPolicy {
         match self {
             Self::Cpu(_) if model.keeps_blocks() => WeightPolicy::of::<CpuBackend, CpuNative>(),
-            Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuExpanded>(),
+            Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuDequantized>(),
             #[cfg(feature = "cuda")]
             Self::Cuda(_) => WeightPolicy::of::<CudaBf16, CudaForm>(),
             #[cfg(feature = "gpu")]
@@ -263,9 +263,9 @@ impl BackendDispatch {
         }
     }
 
-    /// Quantised weights of a model that are expanded to floats when it is loaded onto this device.
-    pub fn expanded_types(&self, model: &Model) -> Vec<String> {
-        model.expanded(self.weight_policy(model))
+    /// Quantised weights of a model that are dequantised to floats when it is loaded onto this device.
+    pub fn dequantized_types(&self, model: &Model) -> Vec<String> {
+        model.dequantized_types(self.weight_policy(model))
     }
 
     /// The memory that a run of a model on this device takes, with a cache of `kv`.
@@ -297,7 +297,7 @@ impl BackendDispatch {
     }
 
     /// Does a job on this device with a KV cache of element `K`, and its form of the model's weights; the CPU `keeps` blocks
-    /// of quantised weights or expands them.
+    /// of quantised weights or dequantises them.
     ///
     /// # Errors
     /// Those of the job; [`Error::Unsupported`] when this backend has no such cache.

@@ -11,7 +11,7 @@ use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{
     BackendKvDtype, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
-use ferrum_models::{Expanded, Moe, Native, WeightForm};
+use ferrum_models::{Dequantized, Moe, Native, WeightForm};
 #[cfg(feature = "gpu")]
 use ferrum_types::Error;
 use ferrum_types::Result;
@@ -62,7 +62,7 @@ macro_rules! kv_element {
                 let running = &device.without_packed_store();
                 match keeps {
                     true => job.run::<_, CpuNative>((device, running)),
-                    false => job.run::<_, CpuExpanded>((device, running)),
+                    false => job.run::<_, CpuDequantized>((device, running)),
                 }
             }
 
@@ -106,7 +106,7 @@ fn no_gpu_cache<K: KvDtypeKind>(device: &GpuBackend) -> Error {
 
 /// How the CPU loads models that are large enough for their blocks to be kept, and the others.
 pub(super) type CpuNative = Moe<Native>;
-pub(super) type CpuExpanded = Moe<Expanded>;
+pub(super) type CpuDequantized = Moe<Dequantized>;
 
 /// How CUDA loads models: blocks and experts as they are.
 #[cfg(feature = "cuda")]
@@ -114,7 +114,7 @@ pub(super) type CudaForm = Moe<Native>;
 
 /// How other GPUs load models: they have no kernels for blocks, nor for experts.
 #[cfg(feature = "gpu")]
-pub(super) type GpuForm = Expanded;
+pub(super) type GpuForm = Dequantized;
 
 /// How the reference backend loads models.
-pub(super) type ReferenceForm = Moe<Expanded>;
+pub(super) type ReferenceForm = Moe<Dequantized>;

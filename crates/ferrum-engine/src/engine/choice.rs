@@ -256,7 +256,7 @@ impl ChoiceState<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Generation;
+    use crate::GenerationParams;
     use ferrum_formats::tokenizer::GgufVocab;
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         for (continues_prompt, text) in [(false, "Paris"), (true, " Paris")] {
             let request = Request {
                 continues_prompt,
-                ..Request::new(vec![1, 3], Generation::default())
+                ..Request::new(vec![1, 3], GenerationParams::default())
             };
             assert_eq!(OutputText::new(&tokenizer, &request).push(3), text);
         }

@@ -1,6 +1,6 @@
 //! Drafts of a head that reads the model's hidden states: a layer for multi-token prediction, or EAGLE-3.
 //!
-//! The model's hidden states are tapped for every computed row, and those of accepted tokens are kept until the head has
+//! The model's hidden states are read for every computed row, and those of accepted tokens are kept until the head has
 //! read them. At position `t` the head reads them together with token `t + 1`, so it lags the model by one position.
 //! Further draft tokens continue from the head's own hidden states. Its keys and values for them are overwritten when the
 //! model's hidden states are known, so a rejected draft needs no rollback.
@@ -14,8 +14,8 @@ use super::speculation::DraftLength;
 use crate::StepRunner;
 use crate::pool::{BlockPool, BlockTable};
 use ferrum_models::{
-    DraftFeatures, FeatureSource, HiddenTap, LogitRows, Readback, SeqStep, StepBatch, StepOutput,
-    TapPoint,
+    AuxHiddenPoint, AuxHiddenState, DraftFeatures, FeatureSource, LogitRows, Readback, SeqStep,
+    StepBatch, StepOutput,
 };
 use ferrum_types::{Result, SeqId, TokenId};
 use std::collections::HashMap;
@@ -95,7 +95,7 @@ impl DraftHead {
     }
 
     /// Where it reads hidden states of the model.
-    pub(super) fn points(&self) -> &[TapPoint] {
+    pub(super) fn points(&self) -> &[AuxHiddenPoint] {
         &self.features.target
     }
 
@@ -143,7 +143,7 @@ impl DraftHead {
                 self.batch.features.extend_from_slice(&draft.hidden);
                 push(&mut self.batch, seq, (&[last], start), LogitRows::Last)?;
                 if draft.tokens.len() + 1 < draft.wanted {
-                    tap_last(&mut self.batch, self.features.own);
+                    add_aux_hidden_last(&mut self.batch, self.features.own);
                 }
             }
             self.step()?;
@@ -220,7 +220,7 @@ impl DraftHead {
             if ready {
                 rows -= 1;
                 if wanted > 1 {
-                    tap_last(&mut self.batch, self.features.own);
+                    add_aux_hidden_last(&mut self.batch, self.features.own);
                 }
                 drafts.push(PendingDraft {
                     id: request.id,
@@ -288,7 +288,7 @@ impl DraftHead {
     /// Appends the next token to each unfinished draft and stores the head's hidden state for the token after it.
     fn take_tokens(&mut self, drafts: &mut [PendingDraft]) {
         let dim = self.runner.spec().hidden_size;
-        let mut hidden = self.output.tapped().chunks_exact(dim);
+        let mut hidden = self.output.aux_hidden().chunks_exact(dim);
         let unfinished = drafts.iter_mut().filter(|draft| draft.wants_more());
         for (draft, (_, best)) in unfinished.zip(self.output.tokens()) {
             let best = best.unwrap_or(0);
@@ -342,8 +342,8 @@ fn push(
     Ok(())
 }
 
-/// Taps the head's hidden state at the last row of the batch.
-fn tap_last(batch: &mut StepBatch, point: TapPoint) {
+/// Asks for the head's hidden state at the last row of the batch.
+fn add_aux_hidden_last(batch: &mut StepBatch, point: AuxHiddenPoint) {
     let row = batch.tokens.len().saturating_sub(1) as u32;
-    batch.taps.push(HiddenTap { point, row });
+    batch.aux_hidden.push(AuxHiddenState { point, row });
 }

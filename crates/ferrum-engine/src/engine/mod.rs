@@ -69,7 +69,7 @@ use draft_head::DraftHead;
 use drafter::{DraftSource, Drafter};
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_kernels::BatchInvariance;
-use ferrum_models::{DraftFeatures, TapPoint};
+use ferrum_models::{AuxHiddenPoint, DraftFeatures};
 use ferrum_types::AdapterId;
 pub(crate) use health::Watchdog;
 use request::{Limits, Submission};
@@ -272,9 +272,9 @@ impl DraftRunner {
             return Ok(Drafter::new(DraftSource::Model(model)));
         };
         let spec = model.spec();
-        let missing = |point: &&TapPoint| match **point {
-            TapPoint::Layer(layer) => layer as usize >= spec.layers.len(),
-            TapPoint::FinalNorm => false,
+        let missing = |point: &&AuxHiddenPoint| match **point {
+            AuxHiddenPoint::Layer(layer) => layer as usize >= spec.layers.len(),
+            AuxHiddenPoint::FinalNorm => false,
         };
         if let Some(point) = features.target.iter().find(missing) {
             let layers = spec.layers.len();

@@ -5,7 +5,7 @@ use super::{Command, EngineHandle, Pooling};
 use crate::grammar::Constraint;
 use crate::image_embeddings::PromptImage;
 use crate::sampler::Logprobs;
-use crate::{FinishReason, Generation};
+use crate::{FinishReason, GenerationParams};
 use ferrum_types::{AdapterId, TokenId};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -34,7 +34,7 @@ pub struct Request {
     /// Images in it, in order. A prompt with images has no prompt log-probabilities.
     pub images: Vec<PromptImage>,
     /// Sampling parameters and stop conditions.
-    pub generation: Generation,
+    pub generation: GenerationParams,
     /// Number of choices; each has its own random sequence.
     pub n: usize,
     /// Log-probabilities of each generated token and of this many alternatives.
@@ -68,7 +68,7 @@ pub struct Request {
 
 impl Request {
     /// A request for one choice after `prompt`.
-    pub fn new(prompt: Vec<TokenId>, generation: Generation) -> Self {
+    pub fn new(prompt: Vec<TokenId>, generation: GenerationParams) -> Self {
         Self {
             prompt,
             images: Vec::new(),

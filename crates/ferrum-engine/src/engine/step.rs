@@ -7,7 +7,7 @@ use super::state::{PlannedStep, StepInFlight, StepLoop, Timestamp};
 use super::step_time;
 use crate::grammar::MaskThreads;
 use crate::scheduler::{ScheduledSequence, StepPlan};
-use ferrum_models::{LogitRows, Readback, StepBatch, TapPoint};
+use ferrum_models::{AuxHiddenPoint, LogitRows, Readback, StepBatch};
 use ferrum_types::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ impl StepLoop<'_> {
         self.move_entries()?;
         self.begin_masks(&plan);
         self.set_readbacks(&plan, &mut batch);
-        self.tap_rows(&plan, &mut batch);
+        self.add_aux_hidden(&plan, &mut batch);
         let prompt_tokens = step_time::prompt_tokens(plan.sequences());
         let expected = self.step_time.expected(prompt_tokens);
         if self.in_flight.is_none() {
@@ -256,15 +256,15 @@ impl StepLoop<'_> {
         }
     }
 
-    /// Taps the hidden states that a draft head reads: those of all rows, as any of them may be accepted.
-    pub(super) fn tap_rows(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
+    /// Asks for the hidden states that a draft head reads: those of all rows, as any of them may be accepted.
+    pub(super) fn add_aux_hidden(&mut self, plan: &StepPlan, batch: &mut StepBatch) {
         let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
             return;
         };
-        let points: &[TapPoint] = head.points();
+        let points: &[AuxHiddenPoint] = head.points();
         for (seq, scheduled) in plan.sequences().iter().enumerate() {
             if !scheduled.hidden {
-                batch.tap_rows(seq, points);
+                batch.add_aux_hidden(seq, points);
             }
         }
     }
@@ -274,14 +274,14 @@ impl StepLoop<'_> {
         let Some(head) = self.draft.as_mut().and_then(Drafter::head) else {
             return;
         };
-        let (width, tapped) = (head.width(), self.output.tapped());
+        let (width, aux_hidden) = (head.width(), self.output.aux_hidden());
         let mut row = 0;
         for scheduled in plan
             .sequences()
             .iter()
             .filter(|scheduled| !scheduled.hidden)
         {
-            let rows = &tapped[row * width..][..scheduled.len * width];
+            let rows = &aux_hidden[row * width..][..scheduled.len * width];
             row += scheduled.len;
             if let Some(seq) = self.scheduler.sequence(scheduled.seq) {
                 let known = seq.tokens().len().saturating_sub(scheduled.start + 1);

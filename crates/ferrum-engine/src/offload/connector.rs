@@ -7,7 +7,7 @@ use crate::pool::{CacheEntryKind, CachedPrefix};
 use crate::scheduler::{
     OffloadLookup, OffloadLookupResult, OffloadQuery, OffloadedEntry, OffloadedPrefix,
 };
-use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
+use ferrum_formats::kv_blocks::{KvBlockKey, KvFolder};
 use ferrum_types::SeqId;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -39,13 +39,13 @@ struct State {
     /// Entries read from disk, by sequences that are not admitted yet.
     staged: HashMap<SeqId, Staged>,
     /// The sequence for which each file is being read.
-    reading: HashMap<KvBlockName, SeqId>,
+    reading: HashMap<KvBlockKey, SeqId>,
     hits: OffloadStats,
 }
 
 enum Staged {
     Reading,
-    Read(HashMap<KvBlockName, Arc<StoredEntry>>),
+    Read(HashMap<KvBlockKey, Arc<StoredEntry>>),
 }
 
 /// Files to read for a sequence, in the order of its tokens.
@@ -55,7 +55,7 @@ struct ReadJob {
 }
 
 struct ReadFile {
-    name: KvBlockName,
+    key: KvBlockKey,
     description: Vec<u8>,
     /// Bytes of the entry in it.
     bytes: usize,
@@ -125,9 +125,9 @@ impl OffloadConnector {
     /// Whether an entry that leaves the device should be read: not if a tier has it already, or no later sequence can
     /// use it.
     pub(crate) fn wants(&self, prefix: &CachedPrefix) -> bool {
-        let name = self.named(prefix);
-        let name = name.and_then(|known| known.names.last().copied());
-        name.is_some_and(|name| !self.offload.touch(name))
+        let key = self.named(prefix);
+        let key = key.and_then(|known| known.block_keys.last().copied());
+        key.is_some_and(|key| !self.offload.touch(key))
     }
 
     /// Stores an entry that leaves the device; see [`KvOffload`] for the deadline.
@@ -135,12 +135,12 @@ impl OffloadConnector {
         let Some(known) = self.named(prefix) else {
             return;
         };
-        let Some(&name) = known.names.last() else {
+        let Some(&key) = known.block_keys.last() else {
             return;
         };
         let entry = StoredEntry {
-            name,
-            description: known.description(known.names.len() - 1).into(),
+            key,
+            description: known.description(known.block_keys.len() - 1).into(),
             bytes: bytes.to_vec(),
         };
         self.offload.store(entry, deadline);
@@ -157,7 +157,7 @@ impl OffloadConnector {
         let mut stats = self.state().hits;
         let disk = self.offload.0.disk.as_ref();
         for origin in &self.origins {
-            let group = KvBlockName::root(origin.text.as_bytes(), b"").group();
+            let group = KvBlockKey::root(origin.text.as_bytes(), b"").group();
             let (bytes, evictions) = self.offload.ram().figures(group);
             stats.ram_bytes += bytes;
             stats.ram_evictions += evictions;
@@ -198,7 +198,7 @@ struct Lookup<'a> {
     /// With the bytes of an entry.
     prefixes: Vec<(CacheEntryKind, Prefix<'a>, usize)>,
     /// Entries that were read from files for this sequence, once that is done.
-    staged: Option<&'a HashMap<KvBlockName, Arc<StoredEntry>>>,
+    staged: Option<&'a HashMap<KvBlockKey, Arc<StoredEntry>>>,
     found: HashMap<(usize, CacheEntryKind), EntryLocation>,
     /// Bytes of the entries on disk.
     to_read: usize,
@@ -225,12 +225,12 @@ impl Lookup<'_> {
         let Some((_, prefix, bytes)) = of_kind else {
             return EntryLocation::Absent;
         };
-        let Some(&name) = prefix.names.get(index) else {
+        let Some(&key) = prefix.block_keys.get(index) else {
             return EntryLocation::Absent;
         };
-        let read = self.staged.and_then(|entries| entries.get(&name)).cloned();
+        let read = self.staged.and_then(|entries| entries.get(&key)).cloned();
         let from_disk = read.is_some();
-        match read.or_else(|| self.offload.in_memory(name)) {
+        match read.or_else(|| self.offload.in_memory(key)) {
             Some(stored) if prefix.is_of(index, &stored) => {
                 return EntryLocation::Memory(OffloadedEntry { stored, from_disk });
             }
@@ -238,14 +238,14 @@ impl Lookup<'_> {
             None => {}
         }
         let folder = self.offload.folder();
-        let has_file = folder.is_some_and(|folder| folder.contains(name));
+        let has_file = folder.is_some_and(|folder| folder.contains(key));
         // Files that could not be read are not requested again.
         let room = self.to_read == 0 || self.to_read + bytes <= MAX_READ_BYTES;
         if !has_file || self.staged.is_some() || !room {
             return EntryLocation::Absent;
         }
         EntryLocation::Disk(ReadFile {
-            name,
+            key,
             description: prefix.description(index),
             bytes: *bytes,
         })
@@ -303,17 +303,17 @@ impl OffloadLookup for Arc<OffloadConnector> {
         let Some(reader) = self.reader.as_ref().filter(|_| !files.is_empty()) else {
             return OffloadLookupResult::Ready(OffloadedPrefix { end, entries });
         };
-        let others = |file: &ReadFile| state.reading.contains_key(&file.name);
+        let others = |file: &ReadFile| state.reading.contains_key(&file.key);
         if files.iter().any(others) || state.staged.len() >= MAX_STAGED {
             // Another sequence is reading them, or there is no room for now.
             return OffloadLookupResult::Reading;
         }
-        let names: Vec<_> = files.iter().map(|file| (file.name, seq)).collect();
+        let keys: Vec<_> = files.iter().map(|file| (file.key, seq)).collect();
         if reader.jobs.send(ReadJob { seq, files }).is_err() {
             return none();
         }
         state.staged.insert(seq, Staged::Reading);
-        state.reading.extend(names);
+        state.reading.extend(keys);
         OffloadLookupResult::Reading
     }
 
@@ -332,7 +332,7 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
         let mut damaged = 0;
         for file in files {
             let ReadFile {
-                name,
+                key,
                 description,
                 bytes,
             } = file;
@@ -340,7 +340,7 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
             if !lock(state).staged.contains_key(&seq) {
                 break;
             }
-            let payload = match folder.read(name, &description, bytes) {
+            let payload = match folder.read(key, &description, bytes) {
                 Ok(Some(payload)) => payload,
                 Ok(None) => break,
                 Err(fault) => {
@@ -351,11 +351,11 @@ fn read(folder: &KvFolder, inbox: &Receiver<ReadJob>, state: &Mutex<State>, wake
                 }
             };
             let stored = StoredEntry {
-                name,
+                key,
                 description: description.into(),
                 bytes: payload,
             };
-            entries.insert(name, Arc::new(stored));
+            entries.insert(key, Arc::new(stored));
         }
         let mut state = lock(state);
         state.hits.damaged += damaged;

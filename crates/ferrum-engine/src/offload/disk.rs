@@ -3,7 +3,7 @@
 use crate::kv_entry::StoredEntry;
 use crate::priority::set_nice;
 use ferrum_formats::FormatError;
-use ferrum_formats::kv_blocks::{KvBlockName, KvFolder, KvWritten};
+use ferrum_formats::kv_blocks::{KvBlockKey, KvFolder, KvWritten};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,10 +32,10 @@ struct Writer {
 
 /// Entries that wait to be written; lookups find them meanwhile.
 #[derive(Default)]
-struct Queued(Mutex<HashMap<KvBlockName, Arc<StoredEntry>>>);
+struct Queued(Mutex<HashMap<KvBlockKey, Arc<StoredEntry>>>);
 
 impl Queued {
-    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockName, Arc<StoredEntry>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<KvBlockKey, Arc<StoredEntry>>> {
         // Nothing that can panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,25 +69,25 @@ impl DiskTier {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    pub(super) fn has(&self, name: KvBlockName) -> bool {
-        self.queued.lock().contains_key(&name) || self.folder.contains(name)
+    pub(super) fn has(&self, key: KvBlockKey) -> bool {
+        self.queued.lock().contains_key(&key) || self.folder.contains(key)
     }
 
     /// An entry that is not written yet.
-    pub(super) fn queued(&self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
-        self.queued.lock().get(&name).cloned()
+    pub(super) fn queued(&self, key: KvBlockKey) -> Option<Arc<StoredEntry>> {
+        self.queued.lock().get(&key).cloned()
     }
 
     /// Queues an entry for writing, if the folder does not have it. Waits for room in the queue until the deadline, or
     /// not at all without one.
     pub(super) fn offer(&self, block: Arc<StoredEntry>, deadline: Option<Instant>) {
-        if self.has(block.name) {
+        if self.has(block.key) {
             return;
         }
         let jobs = self.lock().as_ref().map(|writer| writer.jobs.clone());
         let Some(jobs) = jobs else { return };
-        let name = block.name;
-        self.queued.lock().insert(name, Arc::clone(&block));
+        let key = block.key;
+        self.queued.lock().insert(key, Arc::clone(&block));
         let mut job = block;
         loop {
             match jobs.try_send(job) {
@@ -99,7 +99,7 @@ impl DiskTier {
                 Err(_) => break,
             }
         }
-        self.queued.lock().remove(&name);
+        self.queued.lock().remove(&key);
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -132,8 +132,8 @@ fn write(folder: &KvFolder, queued: &Queued, inbox: &Receiver<Arc<StoredEntry>>)
     set_nice(10);
     let mut complained = false;
     while let Ok(block) = inbox.recv() {
-        let written = folder.write(block.name, &block.description, &block.bytes);
-        queued.lock().remove(&block.name);
+        let written = folder.write(block.key, &block.description, &block.bytes);
+        queued.lock().remove(&block.key);
         let problem = match written {
             Ok(KvWritten::Written | KvWritten::AlreadyStored) => None,
             Ok(KvWritten::Refused(reason)) => Some(reason),

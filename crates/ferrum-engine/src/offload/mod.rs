@@ -21,7 +21,7 @@ use crate::image_embeddings::FIRST_CACHE_KEY;
 use crate::kv_entry::StoredEntry;
 use crate::pool::{CacheEntryKind, CacheSalt};
 use disk::DiskTier;
-use ferrum_formats::kv_blocks::{KvBlockName, KvFolder};
+use ferrum_formats::kv_blocks::{KvBlockKey, KvFolder};
 use ferrum_models::{KvBlockLayout, StateLayout};
 use ferrum_types::TokenId;
 use ram::RamTier;
@@ -141,12 +141,12 @@ pub(crate) struct Origin {
     bytes: usize,
 }
 
-/// The prefixes of a sequence that end with a block, for entries of one kind: their names, and their descriptions, which
+/// The prefixes of a sequence that end with a block, for entries of one kind: their keys, and their descriptions, which
 /// are the origin, the salt, and the tokens.
 struct Prefix<'t> {
     head: Vec<u8>,
     tokens: &'t [TokenId],
-    names: Vec<KvBlockName>,
+    block_keys: Vec<KvBlockKey>,
     block_size: usize,
 }
 
@@ -168,15 +168,15 @@ impl<'t> Prefix<'t> {
         let most = most.min(image.unwrap_or(usize::MAX) / origin.block_size);
         let salt = serde_json::json!({"tenant": tenant.as_deref(), "prompt_len": prompt_len});
         let salt = salt.to_string();
-        let mut name = KvBlockName::root(origin.text.as_bytes(), salt.as_bytes());
+        let mut key = KvBlockKey::root(origin.text.as_bytes(), salt.as_bytes());
         let block_size = origin.block_size;
         let blocks = tokens.chunks_exact(block_size).take(most);
-        let names = blocks.map(|block| {
-            name = name.followed_by(bytemuck::cast_slice(block));
-            name
+        let keys = blocks.map(|block| {
+            key = key.followed_by(bytemuck::cast_slice(block));
+            key
         });
         Some(Self {
-            names: names.collect(),
+            block_keys: keys.collect(),
             head: [origin.text.as_bytes(), salt.as_bytes()].concat(),
             tokens,
             block_size,
@@ -262,16 +262,16 @@ impl KvOffload {
         }
     }
 
-    /// Whether a tier has an entry of this name, which counts as a use of it.
-    fn touch(&self, name: KvBlockName) -> bool {
+    /// Whether a tier has an entry of this key, which counts as a use of it.
+    fn touch(&self, key: KvBlockKey) -> bool {
         let disk = self.0.disk.as_ref();
-        self.ram().get(name).is_some() || disk.is_some_and(|disk| disk.has(name))
+        self.ram().get(key).is_some() || disk.is_some_and(|disk| disk.has(key))
     }
 
     /// An entry that need not be read from a file.
-    fn in_memory(&self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
-        let found = self.ram().get(name);
-        found.or_else(|| self.0.disk.as_ref()?.queued(name))
+    fn in_memory(&self, key: KvBlockKey) -> Option<Arc<StoredEntry>> {
+        let found = self.ram().get(key);
+        found.or_else(|| self.0.disk.as_ref()?.queued(key))
     }
 
     fn folder(&self) -> Option<&Arc<KvFolder>> {

@@ -1,7 +1,7 @@
 //! The RAM tier: entries up to a limit of bytes, evicted least recently used first.
 
 use crate::kv_entry::StoredEntry;
-use ferrum_formats::kv_blocks::KvBlockName;
+use ferrum_formats::kv_blocks::KvBlockKey;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use std::sync::Arc;
 pub(super) struct RamTier {
     limit: u64,
     bytes: u64,
-    blocks: HashMap<KvBlockName, (Arc<StoredEntry>, u64)>,
-    by_use: BTreeMap<u64, KvBlockName>,
+    blocks: HashMap<KvBlockKey, (Arc<StoredEntry>, u64)>,
+    by_use: BTreeMap<u64, KvBlockKey>,
     uses: u64,
     /// By group: bytes, and number of blocks that were evicted.
     groups: HashMap<u64, (u64, u64)>,
@@ -39,7 +39,7 @@ impl RamTier {
         if block.size() > self.limit {
             return vec![block];
         }
-        self.remove(block.name);
+        self.remove(block.key);
         let mut evicted = Vec::new();
         while self.bytes + block.size() > self.limit {
             let Some((_, &oldest)) = self.by_use.first_key_value() else {
@@ -52,19 +52,19 @@ impl RamTier {
         }
         self.uses += 1;
         self.bytes += block.size();
-        self.groups.entry(block.name.group()).or_default().0 += block.size();
-        self.by_use.insert(self.uses, block.name);
-        self.blocks.insert(block.name, (block, self.uses));
+        self.groups.entry(block.key.group()).or_default().0 += block.size();
+        self.by_use.insert(self.uses, block.key);
+        self.blocks.insert(block.key, (block, self.uses));
         evicted
     }
 
-    /// The block of a name, which becomes the most recently used one.
-    pub(super) fn get(&mut self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
-        let (block, used) = self.blocks.get_mut(&name)?;
+    /// The block of a key, which becomes the most recently used one.
+    pub(super) fn get(&mut self, key: KvBlockKey) -> Option<Arc<StoredEntry>> {
+        let (block, used) = self.blocks.get_mut(&key)?;
         self.by_use.remove(used);
         self.uses += 1;
         *used = self.uses;
-        self.by_use.insert(self.uses, name);
+        self.by_use.insert(self.uses, key);
         Some(Arc::clone(block))
     }
 
@@ -74,11 +74,11 @@ impl RamTier {
         blocks.map(|(block, _)| Arc::clone(block)).collect()
     }
 
-    fn remove(&mut self, name: KvBlockName) -> Option<Arc<StoredEntry>> {
-        let (block, used) = self.blocks.remove(&name)?;
+    fn remove(&mut self, key: KvBlockKey) -> Option<Arc<StoredEntry>> {
+        let (block, used) = self.blocks.remove(&key)?;
         self.by_use.remove(&used);
         self.bytes -= block.size();
-        let group = self.groups.entry(name.group()).or_default();
+        let group = self.groups.entry(key.group()).or_default();
         group.0 = group.0.saturating_sub(block.size());
         Some(block)
     }

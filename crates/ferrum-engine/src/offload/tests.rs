@@ -3,7 +3,7 @@ use ferrum_models::KvBlockPart;
 
 fn block(n: u8, len: usize) -> StoredEntry {
     StoredEntry {
-        name: KvBlockName::root(b"group", b"").followed_by(&[n]),
+        key: KvBlockKey::root(b"group", b"").followed_by(&[n]),
         description: [n].into(),
         bytes: vec![n; len],
     }
@@ -42,9 +42,9 @@ fn ram_keeps_what_was_used_last() {
     for n in 0..3 {
         assert!(ram.insert(Arc::new(block(n, 100))).is_empty());
     }
-    let group = block(0, 0).name.group();
+    let group = block(0, 0).key.group();
     assert_eq!(ram.figures(group), (303, 0));
-    assert!(ram.get(block(0, 0).name).is_some());
+    assert!(ram.get(block(0, 0).key).is_some());
     let out = ram.insert(Arc::new(block(3, 100)));
     assert_eq!(out.iter().map(|b| b.bytes[0]).collect::<Vec<_>>(), [1]);
     let left: Vec<_> = ram.newest_first().iter().map(|b| b.bytes[0]).collect();
@@ -70,7 +70,7 @@ fn prefixes_differ_by_all_that_keys_and_values_depend_on() {
         };
         let origin = origin.expect("it has this kind");
         let prefix = Prefix::new(origin, &salt, tokens, 9).expect("it is shared");
-        (prefix.names[1], prefix.description(1))
+        (prefix.block_keys[1], prefix.description(1))
     };
     let of = |model: &str, tenant: Option<&str>, prompt_len, tokens: &[TokenId]| {
         entry(CacheEntryKind::Block(0), model, tenant, prompt_len, tokens)
@@ -117,7 +117,7 @@ fn a_hash_is_not_taken_for_the_tokens() {
     let prefix = Prefix::new(&origins[0], &CacheSalt::default(), &[1, 2, 3, 4], 9);
     let prefix = prefix.expect("it is shared");
     let stored = |description: Vec<u8>| StoredEntry {
-        name: prefix.names[1],
+        key: prefix.block_keys[1],
         description: description.into(),
         bytes: vec![0; 32],
     };
@@ -147,7 +147,7 @@ fn what_ram_has_reaches_the_disk_in_the_end() {
     let folder = KvFolder::open(dir.path().join("kv"), None).expect("it opens");
     assert_eq!(folder.len(), 200);
     let read = folder
-        .read(block(7, 0).name, &[7], 100)
+        .read(block(7, 0).key, &[7], 100)
         .expect("it is whole");
     assert_eq!(read, Some(vec![7; 100]));
 }
@@ -164,6 +164,6 @@ fn blocks_after_an_image_stay_on_the_device() {
         (&[image, image, 1, 2], 0),
     ] {
         let prefix = Prefix::new(&origins[0], &salt, tokens, usize::MAX);
-        assert_eq!(prefix.map(|prefix| prefix.names.len()), Some(blocks));
+        assert_eq!(prefix.map(|prefix| prefix.block_keys.len()), Some(blocks));
     }
 }

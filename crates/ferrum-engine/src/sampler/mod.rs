@@ -187,7 +187,7 @@ impl Sampler {
         let row = self.params.row();
         for change in self.penalties.changes(&self.params, tokens, 0) {
             if let Some(x) = logits.get_mut(change.token as usize) {
-                *x = row.changed(*x, &change);
+                *x = row.adjusted(*x, &change);
             }
         }
         self.dry.apply(&self.params.dry, logits, tokens);

@@ -47,7 +47,7 @@ pub use sequence::{NewSequence, Sequence};
 use crate::pool::{BlockPool, BlockTable, PoolFault};
 use ferrum_models::{RunnerConfig, StateInit};
 use ferrum_types::{Error, Result, SeqId, TokenId};
-use sequence::{Rank, State};
+use sequence::{ScheduleOrder, State};
 use states::PendingCheckpoint;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -103,8 +103,8 @@ pub struct Scheduler {
     config: SchedulerConfig,
     pool: BlockPool,
     seqs: HashMap<SeqId, Sequence>,
-    waiting: BTreeMap<Rank, SeqId>,
-    running: BTreeMap<Rank, SeqId>,
+    waiting: BTreeMap<ScheduleOrder, SeqId>,
+    running: BTreeMap<ScheduleOrder, SeqId>,
     /// Running sequences in the order of the batch. When one leaves, the last takes its index, so all others keep theirs.
     batch_order: Vec<SeqId>,
     deadlines: BTreeSet<(Duration, SeqId)>,
@@ -234,8 +234,8 @@ impl Scheduler {
         }
         let credit = i64::from(new.priority) * i64::from(self.config.priority_step_credit);
         self.arrivals += 1;
-        let rank = Rank {
-            turn: self.counters.steps as i64 - credit,
+        let rank = ScheduleOrder {
+            effective_arrival: self.counters.steps as i64 - credit,
             arrival: self.arrivals,
         };
         self.waiting.insert(rank, new.id);
@@ -249,8 +249,8 @@ impl Scheduler {
     /// Removes a sequence in any state and frees its blocks: now, or with the commit of the last step that uses them.
     pub fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let mut seq = self.seqs.remove(&id)?;
-        self.waiting.remove(&seq.rank);
-        if self.running.remove(&seq.rank).is_some() {
+        self.waiting.remove(&seq.order);
+        if self.running.remove(&seq.order).is_some() {
             self.leave_batch(seq.batch_index);
         }
         if let Some(deadline) = seq.deadline {
@@ -351,8 +351,8 @@ impl Scheduler {
         self.pool
             .check(self.seqs.values().map(|s| &s.table).chain(held))?;
         for (id, seq) in &self.seqs {
-            let running = self.running.get(&seq.rank) == Some(id);
-            let waiting = self.waiting.get(&seq.rank) == Some(id);
+            let running = self.running.get(&seq.order) == Some(id);
+            let waiting = self.waiting.get(&seq.order) == Some(id);
             let fits = seq.computed <= seq.table.len() * self.pool.block_size();
             let placed = self.batch_order.get(seq.batch_index) == Some(id);
             let has_state = seq.table.state().is_some() == self.pool.has_states();

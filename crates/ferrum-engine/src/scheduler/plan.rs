@@ -2,7 +2,7 @@
 
 use super::images::keys;
 use super::prefix_start::PrefixStart;
-use super::sequence::{Rank, State};
+use super::sequence::{ScheduleOrder, State};
 use super::{Scheduler, Sequence};
 use ferrum_models::{LogitRows, StateInit};
 use ferrum_types::SeqId;
@@ -170,7 +170,10 @@ impl Scheduler {
     }
 
     /// The waiting sequence of the next rank after `rank`, or of the first rank without one.
-    pub(super) fn next_waiting(&self, rank: Option<Rank>) -> Option<(Rank, SeqId)> {
+    pub(super) fn next_waiting(
+        &self,
+        rank: Option<ScheduleOrder>,
+    ) -> Option<(ScheduleOrder, SeqId)> {
         let from = rank.map_or(Bound::Unbounded, Bound::Excluded);
         let mut after = self.waiting.range((from, Bound::Unbounded));
         after.next().map(|(&rank, &id)| (rank, id))
@@ -226,8 +229,8 @@ impl Scheduler {
             self.counters.prompt_tokens += seq.prompt_len as u64;
             self.counters.cached_tokens += seq.computed as u64;
         }
-        self.waiting.remove(&seq.rank);
-        self.running.insert(seq.rank, id);
+        self.waiting.remove(&seq.order);
+        self.running.insert(seq.order, id);
         true
     }
 
@@ -247,7 +250,7 @@ impl Scheduler {
     /// preempted are not enough. Blocks that they share with others are not freed.
     pub(super) fn victims_for(&mut self, id: SeqId) -> Option<usize> {
         let seq = self.seqs.get(&id)?;
-        let yields = |s: &&Sequence| s.priority < seq.priority && s.rank > seq.rank;
+        let yields = |s: &&Sequence| s.priority < seq.priority && s.order > seq.order;
         let most = seq.most_cached() / self.pool.block_size();
         // The table holds references, so that shared blocks do not count as freed.
         let mut table = self.pool.match_prefix(&seq.salt, seq.cache_keys(), most);

@@ -36,9 +36,9 @@ pub struct NewSequence {
 
 /// Position in the order of all sequences; the lowest is admitted first and preempted last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
+pub(super) struct ScheduleOrder {
     /// Step of arrival minus the priority credit.
-    pub(super) turn: i64,
+    pub(super) effective_arrival: i64,
     /// Counts arrivals, so that no two are equal.
     pub(super) arrival: u64,
 }
@@ -54,7 +54,7 @@ pub(super) enum State {
 /// A sequence that has not ended.
 #[derive(Debug)]
 pub struct Sequence {
-    pub(super) rank: Rank,
+    pub(super) order: ScheduleOrder,
     pub(super) state: State,
     /// Index in the batch order, while it runs.
     pub(super) batch_index: usize,
@@ -89,9 +89,9 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(new: NewSequence, rank: Rank) -> Self {
+    pub(super) fn new(new: NewSequence, order: ScheduleOrder) -> Self {
         Self {
-            rank,
+            order,
             state: State::Waiting,
             batch_index: 0,
             priority: new.priority,

@@ -323,7 +323,7 @@ impl Session {
     }
 
     /// Runs `tokens` as a new sequence in one step, and returns the logits of every position and the hidden states
-    /// [tapped](StepOutput::tapped) after each of `layers`, `[layers, positions, hidden]`.
+    /// [read](StepOutput::aux_hidden) after each of `layers`, `[layers, positions, hidden]`.
     ///
     /// # Errors
     /// Those of [`prefill`](Self::prefill), and of `each`; `InvalidArgument` for more tokens than fit a step, and for a
@@ -372,7 +372,7 @@ impl Session {
     fn feed(
         &mut self,
         tokens: &[TokenId],
-        (logits, wanted, taps): (LogitRows, Readback, &[usize]),
+        (logits, wanted, layers): (LogitRows, Readback, &[usize]),
         each: &mut dyn FnMut(usize, &StepOutput) -> Result<()>,
     ) -> Result<()> {
         let requested = self.cached.len() + tokens.len();
@@ -413,8 +413,8 @@ impl Session {
                 logits: rows,
                 adapter: self.adapter,
             })?;
-            for &layer in taps {
-                self.batch.tap_last(layer, rows);
+            for &layer in layers {
+                self.batch.add_aux_hidden_last(layer, rows);
             }
             for (group, table) in self.tables.iter().enumerate().skip(1) {
                 self.batch.add_table(group, &table.blocks)?;

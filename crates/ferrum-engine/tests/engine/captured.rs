@@ -9,7 +9,7 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::reference::{Mixed, Reference};
 use ferrum_kernels::{KvF32, LlmBackend};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, Expanded, GraphCounts, KvLayout, Model, ModelRunner, Readback,
+    CacheGroup, DecoderSpec, Dequantized, GraphCounts, KvLayout, Model, ModelRunner, Readback,
     RunnerConfig, StepBatch, StepOutput, Ticket, load_weights, read_model,
 };
 use ferrum_types::{Result, TokenId};
@@ -34,7 +34,7 @@ pub(crate) fn fixture(name: &str) -> Model {
 }
 
 fn runner<B: LlmBackend>(device: &B, model: &Model) -> ModelRunner<B, KvF32> {
-    let weights = load_weights::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
     ModelRunner::new(device, model.spec.clone(), weights, CONFIG).unwrap()
 }
 

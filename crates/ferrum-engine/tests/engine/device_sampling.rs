@@ -4,7 +4,7 @@ use crate::invariance::{ROOMY, assert_same, session};
 use crate::{Answered, collect, demo, demo_tokenizer, encode};
 use ferrum_engine::sampler::SamplingParams;
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, Generation, KvDtype,
+    BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, GenerationParams, KvDtype,
     Request, StepRunner,
 };
 use ferrum_models::{DecoderSpec, Readback, RunnerConfig, StepBatch, StepOutput, Ticket};
@@ -90,13 +90,13 @@ fn answers(
         .flat_map(|(sampling, logprobs)| [(sampling.clone(), logprobs), (sampling, None)])
         .enumerate()
         .map(|(i, (sampling, logprobs))| {
-            let generation = Generation {
+            let generation = GenerationParams {
                 sampling: SamplingParams {
                     seed: i as u64,
                     ..sampling
                 },
                 max_tokens: 24,
-                ..Generation::default()
+                ..GenerationParams::default()
             };
             let mut request = Request::new(prompt.clone(), generation);
             request.logprobs = logprobs;

@@ -5,12 +5,14 @@ use crate::{Answered, collect, greedy, sampled};
 use ferrum_engine::engine::EngineStats;
 use ferrum_engine::grammar::{Grammar, GrammarCompiler};
 use ferrum_engine::{
-    BackendKind, BackendOptions, DraftRunner, Engine, EngineConfig, HeadLoad, KvDtype, LoadedParts,
-    Placement, Request, Runners, StepRunner,
+    BackendKind, BackendOptions, DraftHeadLoad, DraftRunner, Engine, EngineConfig, KvDtype,
+    LoadedParts, Placement, Request, Runners, StepRunner,
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::{DraftHead, Model, RunnerConfig, TapPoint, read_eagle3, read_model, read_mtp};
+use ferrum_models::{
+    AuxHiddenPoint, DraftHead, Model, RunnerConfig, read_eagle3, read_model, read_mtp,
+};
 use ferrum_types::TokenId;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,13 +84,17 @@ impl Pair {
         let layers = layers.map(|layers| layers.parse().unwrap());
         let (kind, model) = (BackendKind::Cpu, &self.model);
         let placement = Placement::for_model(kind, layers.as_ref(), model, options).unwrap();
-        let head = HeadLoad {
+        let head = DraftHeadLoad {
             head: &self.head,
             config: head,
         };
         let sizes = (config, KvDtype::F32);
         let parts = (Some(head), None);
-        let LoadedParts { session, head, .. } = placement
+        let LoadedParts {
+            session,
+            draft_head: head,
+            ..
+        } = placement
             .load_parts(model, sizes, parts, &mut |_, _| ())
             .unwrap();
         (session.into_runner(), head.unwrap())
@@ -298,7 +304,7 @@ fn heads_of_other_models_are_refused() {
         let refused = Engine::start(Runners { model, draft }, None, EngineConfig::default());
         refused.err().unwrap().to_string()
     };
-    let found = refusal(&|features| features.target[1] = TapPoint::Layer(77));
+    let found = refusal(&|features| features.target[1] = AuxHiddenPoint::Layer(77));
     assert!(found.contains("reads Layer(77) of a model with"), "{found}");
     let found = refusal(&|features| features.tokens = Some(vec![3, 900].into()));
     assert!(

@@ -5,8 +5,8 @@ use crate::{Answered, collect, demo, demo_tokenizer, encode, greedy, sampled};
 use ferrum_engine::grammar::Grammar;
 use ferrum_engine::sampler::{Logprobs, logprobs};
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, DraftRunner, Engine, EngineConfig, Generation,
-    KvDtype, Request, Runners, Session, generate,
+    BackendDispatch, BackendKind, BackendOptions, DraftRunner, Engine, EngineConfig,
+    GenerationParams, KvDtype, Request, Runners, Session, generate,
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{KvLayout, Model, Readback, RunnerConfig, read_model};
@@ -192,7 +192,7 @@ fn an_engine_says_what_a_session_says() {
             _ => sampled(&encode("Once upon a time"), 30, seed),
         };
         request.generation.stop = vec![". ".into()];
-        let wanted: Generation = request.generation.clone();
+        let wanted: GenerationParams = request.generation.clone();
         let mut text = String::new();
         let stats = generate(
             &mut session,

@@ -30,7 +30,7 @@ mod windows;
 use ferrum_engine::engine::{StopMatch, Usage};
 use ferrum_engine::sampler::Logprobs;
 use ferrum_engine::{
-    EngineError, Event, EventStream, FinishReason, Generation, Request, SamplingParams,
+    EngineError, Event, EventStream, FinishReason, GenerationParams, Request, SamplingParams,
 };
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_formats::{Gguf, ModelSource};
@@ -54,9 +54,9 @@ fn encode(text: &str) -> Vec<TokenId> {
 
 /// A greedy request for `max_tokens` tokens.
 fn greedy(prompt: &[TokenId], max_tokens: usize) -> Request {
-    let generation = Generation {
+    let generation = GenerationParams {
         max_tokens,
-        ..Generation::default()
+        ..GenerationParams::default()
     };
     Request::new(prompt.to_vec(), generation)
 }

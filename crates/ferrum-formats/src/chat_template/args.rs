@@ -1,7 +1,7 @@
 //! Arguments of functions, given by place or by name as Python does.
 
 use super::budget::fail;
-use super::value::{own, type_name};
+use super::value::{into_bounded, type_name};
 use minijinja::{Error, State, Value};
 use std::array;
 
@@ -45,7 +45,7 @@ pub(super) fn place(
             .transpose()?
             .unwrap_or_default();
         match names.iter().position(|known| *known == name) {
-            Some(at) if bound[at].is_none() => bound[at] = Some(own(state, value)?),
+            Some(at) if bound[at].is_none() => bound[at] = Some(into_bounded(state, value)?),
             Some(_) => return fail(format!("argument '{name}' is given twice")),
             None => return fail(format!("no argument is named '{name}'")),
         }

@@ -4,18 +4,18 @@
 //! build in a few steps what then takes minutes to compare, terabytes to print, or the whole stack to free. So the
 //! compiled program is rewritten: each instruction that makes, combines, compares or takes apart values becomes a call
 //! of our function (`operators.rs`), which works on our lists and dictionaries only (`value.rs`). Those know the depth
-//! and the size of all that they hold, which are limited when they are made and paid for when they are walked. What
+//! and the size of all that they hold, which are limited when they are made, and charged when they are walked. What
 //! remains of the engine's instructions moves values, jumps, or computes with numbers.
 //!
 //! Why the limits hold, instruction by instruction:
 //!
 //! - Lists and dictionaries come from our functions only. Their depth is at most `MAX_VALUE_DEPTH`, so printing, comparing
 //!   and freeing them recurses no deeper; their size is at most `MAX_VALUE_BYTES`, counting what they hold twice twice, so a
-//!   doubled list in a loop is stopped by its size and not by what walks through it. Walking is paid for by that size.
-//! - Text that grows (`~`, `+`, `*`, `%`, `replace`, `join`, `format`, …) is paid for before it is made.
+//!   doubled list in a loop is stopped by its size and not by what walks through it. Walking is charged by that size.
+//! - Text that grows (`~`, `+`, `*`, `%`, `replace`, `join`, `format`, …) is charged before it is made.
 //! - Namespaces are the one thing that changes. They print as a name, count as no level, and are emptied one by one at
 //!   the end of a rendering, so a ring of them is neither walked nor leaked, and a chain not freed recursively.
-//! - The engine's own filters get our values, are paid for before they run, and what they give is made ours
+//! - The engine's own filters get our values, are charged before they run, and their results are converted to ours
 //!   (`filters.rs`); so is `loop` where a template keeps it. No filter of the engine is there unless it is named there.
 //! - Scopes and calls have the engine's limit of recursion, and the compiler one of its own for what it nests; `check`
 //!   adds those for chains of operators and `elif`. Both run on a thread with a stack for that (`mod.rs`).

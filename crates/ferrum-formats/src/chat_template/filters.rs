@@ -1,11 +1,11 @@
 //! The environment of all templates: filters, tests and how values are printed.
 //!
-//! Filters of the engine are used where they give what Python's give. Each is wrapped: it is paid for by the size of what it
-//! walks through before it runs, and what it gives becomes ours.
+//! Filters of the engine are used where they give what Python's give. Each is wrapped: the size of what it walks
+//! through is charged before it runs, and its result is converted to ours.
 
 use super::args::{bind, int_or, need_str, place, truth};
 use super::budget::{MAX_DEPTH, MAX_OUTPUT_BYTES, MAX_STEPS, charge, exhausted, fail};
-use super::value::{List, Size, Text, dict, own, text_of, type_name};
+use super::value::{List, Size, Text, dict, into_bounded, text_of, type_name};
 use super::{globals, json, methods, operators, semantics};
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
@@ -133,7 +133,7 @@ fn register_filters(env: &mut Environment<'static>) {
     env.add_filter("truncate", truncate);
     env.add_filter("round", round);
     env.add_filter("list", |state: &State, value: &Value| {
-        List::paid(state, semantics::items_of(state, value)?, false)
+        List::charged(state, semantics::items_of(state, value)?, false)
     });
     for name in ["length", "count"] {
         env.add_filter(name, length);
@@ -193,11 +193,11 @@ fn add_engine(
                 .collect();
         }
         for arg in &mut args {
-            *arg = own(state, arg.clone())?;
+            *arg = into_bounded(state, arg.clone())?;
         }
         charge(state, cost(name, walk, &args))?;
         let result = filter.call(state, &args)?;
-        own(state, result)
+        into_bounded(state, result)
     };
     env.add_filter(name, wrapped);
 }
@@ -359,7 +359,7 @@ fn map(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
             });
         }
     }
-    List::paid(state, mapped, false)
+    List::charged(state, mapped, false)
 }
 
 fn sum(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
@@ -399,10 +399,10 @@ fn group_by(state: &State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     keyed.sort_by(|a, b| a.0.cmp(&b.0));
     let groups = keyed.chunk_by(|a, b| a.0 == b.0).map(|group| {
         let items = group.iter().map(|(_, item)| item.clone()).collect();
-        let (key, items) = (group[0].0.clone(), List::paid(state, items, false)?);
+        let (key, items) = (group[0].0.clone(), List::charged(state, items, false)?);
         List::group(state, key, items)
     });
-    List::paid(state, groups.collect::<Result<_, _>>()?, false)
+    List::charged(state, groups.collect::<Result<_, _>>()?, false)
 }
 
 fn register_tests(env: &mut Environment<'static>) {

@@ -4,7 +4,7 @@ use super::args::{bind, int_or, need_str};
 use super::budget::{Stop, charge, fail};
 use super::clock::strftime;
 use super::semantics::items_of;
-use super::value::{Cycler, Dict, List, Namespace, dict, own, text_of};
+use super::value::{Cycler, Dict, List, Namespace, dict, into_bounded, text_of};
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ const MAX_RANGE: i128 = 100_000;
 pub(super) fn register(env: &mut Environment<'static>) {
     env.add_function("range", range);
     env.add_function("dict", |state: &State, args: Rest<ValueOrKwargs>| {
-        Dict::paid(state, pairs_of(state, args)?)
+        Dict::charged(state, pairs_of(state, args)?)
     });
     env.add_function(
         "raise_exception",
@@ -36,7 +36,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
         if items.is_empty() {
             return fail("cycler() needs a value");
         }
-        let items = items.iter().map(|item| own(state, item.clone()));
+        let items = items.iter().map(|item| into_bounded(state, item.clone()));
         cycler(state, items.collect::<Result<_, _>>()?, false)
     });
 }
@@ -98,7 +98,7 @@ fn pairs_of(state: &State, args: Rest<ValueOrKwargs>) -> Result<Vec<(Value, Valu
     for arg in args.into_values() {
         if arg.is_kwargs() {
             for name in arg.try_iter()? {
-                pairs.push((name.clone(), own(state, arg.get_item(&name)?)?));
+                pairs.push((name.clone(), into_bounded(state, arg.get_item(&name)?)?));
             }
         } else if let Some(from) = dict(&arg) {
             charge(state, 128 * from.items.len() as u64)?;
@@ -147,7 +147,7 @@ fn range(state: &State, args: Rest<Value>) -> Result<Value, Error> {
         ));
     }
     let items = (0..count).map(|at| Value::from((start + at * step) as i64));
-    List::paid(state, items.collect(), false)
+    List::charged(state, items.collect(), false)
 }
 
 fn cycler(state: &State, items: Vec<Value>, joiner: bool) -> Result<Value, Error> {

@@ -3,7 +3,7 @@
 use super::args::{bind, int_or, need_str, truth};
 use super::budget::{charge, fail};
 use super::semantics::{compare, formatted, items_of};
-use super::value::{Dict, List, Size, own, type_name};
+use super::value::{Dict, List, Size, into_bounded, type_name};
 use minijinja::formatting::FormatStyle;
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
@@ -68,7 +68,7 @@ pub(super) fn of_list(
                 Ok(count.into())
             }
         }
-        "copy" => List::paid(state, list.items.clone(), list.tuple),
+        "copy" => List::charged(state, list.items.clone(), list.tuple),
         _ => unknown("list", name),
     }
 }
@@ -83,7 +83,7 @@ pub(super) fn of_dict(
         let pairs = dict
             .items
             .iter()
-            .map(|(key, value)| List::paid(state, vec![key.clone(), value.clone()], true));
+            .map(|(key, value)| List::charged(state, vec![key.clone(), value.clone()], true));
         pairs.collect::<Result<Vec<_>, _>>()
     };
     match name {
@@ -93,13 +93,13 @@ pub(super) fn of_dict(
             let found = key.and_then(|key| dict.items.get(&key).cloned());
             Ok(found.or(default).unwrap_or(().into()))
         }
-        "keys" => List::paid(state, dict.items.keys().cloned().collect(), false),
-        "values" => List::paid(state, dict.items.values().cloned().collect(), false),
+        "keys" => List::charged(state, dict.items.keys().cloned().collect(), false),
+        "values" => List::charged(state, dict.items.values().cloned().collect(), false),
         "items" => {
             let pairs = pairs(state)?;
-            List::paid(state, pairs, false)
+            List::charged(state, pairs, false)
         }
-        "copy" => Dict::paid(state, dict.items.clone().into_iter().collect()),
+        "copy" => Dict::charged(state, dict.items.clone().into_iter().collect()),
         _ => match dict.items.get(&Value::from(name)).cloned() {
             Some(function) => function.call(state, args),
             None => unknown("dict", name),
@@ -126,7 +126,7 @@ pub(super) fn of_text(
     charge(state, text.len() as u64)?;
     let list = |parts: Vec<&str>| Value::from_iter(parts);
     let tuple =
-        |state: &State, parts: [&str; 3]| List::paid(state, parts.map(Value::from).into(), true);
+        |state: &State, parts: [&str; 3]| List::charged(state, parts.map(Value::from).into(), true);
     match name {
         "split" | "rsplit" => {
             let [separator, most] = bind(state, args, ["sep", "maxsplit"])?;
@@ -236,7 +236,7 @@ pub(super) fn of_text(
             let result = unknown_method_callback(state, &text.into(), name, args);
             match result {
                 Err(error) if error.kind() == ErrorKind::UnknownMethod => unknown("str", name),
-                result => own(state, result?),
+                result => into_bounded(state, result?),
             }
         }
     }

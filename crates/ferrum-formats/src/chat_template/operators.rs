@@ -3,7 +3,9 @@
 use super::budget::{charge, fail};
 use super::methods;
 use super::semantics::{compare, formatted, items_of, unsupported};
-use super::value::{Dict, List, Method, Namespace, Size, dict, list, own, text_of, type_name};
+use super::value::{
+    BoundMethod, Dict, List, Namespace, Size, dict, into_bounded, list, text_of, type_name,
+};
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
@@ -11,17 +13,17 @@ use minijinja::{Environment, Error, State, Value};
 /// Makes the operators known to the engine, under names that are no names of filters.
 pub(super) fn register(env: &mut Environment<'static>) {
     env.add_filter("@list", |state: &State, items: &Value| {
-        own(state, items.clone())
+        into_bounded(state, items.clone())
     });
     env.add_filter("@tuple", |state: &State, items: &Value| {
-        List::paid(state, items_of(state, items)?, true)
+        List::charged(state, items_of(state, items)?, true)
     });
     env.add_filter("@dict", |state: &State, items: &Value| {
         let items = items_of(state, items)?;
         let pairs = items
             .chunks_exact(2)
             .map(|pair| (pair[0].clone(), pair[1].clone()));
-        Dict::paid(state, pairs.collect())
+        Dict::charged(state, pairs.collect())
     });
     env.add_filter("@unpack", unpack);
     env.add_filter("@attribute", attribute);
@@ -30,7 +32,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
         match value.kind() {
             ValueKind::Map => Ok(value.clone()),
             _ if list(value).is_some() => Ok(value.clone()),
-            _ => List::paid(state, items_of(state, value)?, false),
+            _ => List::charged(state, items_of(state, value)?, false),
         }
     });
     env.add_filter("@item", item);
@@ -87,7 +89,7 @@ fn unpack(state: &State, value: &Value, expected: usize) -> Result<Value, Error>
 /// `value.name`, a method before an item as in Python.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     if methods::exists(value, name) {
-        return Method::value(value.clone(), name);
+        return BoundMethod::value(value.clone(), name);
     }
     if value.is_undefined() {
         return fail(format!(
@@ -108,7 +110,7 @@ fn set_attribute(state: &State, value: &Value, target: &Value, name: &str) -> Re
         ));
     };
     charge(state, 128)?;
-    namespace.set(name, own(state, value.clone())?)
+    namespace.set(name, into_bounded(state, value.clone())?)
 }
 
 /// `value[key]`.
@@ -131,7 +133,7 @@ fn item(state: &State, value: &Value, key: &Value) -> Result<Value, Error> {
     if let Some(object) = value.as_object()
         && let Some(found) = object.get_value(key)
     {
-        return own(state, found);
+        return into_bounded(state, found);
     }
     match key.as_str() {
         Some(name) => attribute(value, name),
@@ -168,7 +170,7 @@ fn slice(
             let items =
                 indices(list.items.len(), start, stop, step).map(|at| list.items[at].clone());
             charge(state, 24 * list.items.len() as u64)?;
-            List::paid(state, items.collect(), list.tuple)
+            List::charged(state, items.collect(), list.tuple)
         }
         None if value.is_undefined() => fail("cannot slice a variable or key that is missing"),
         None => fail(format!("'{}' object cannot be sliced", type_name(value))),
@@ -237,7 +239,7 @@ pub(super) fn add(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
     match (list(a), list(b)) {
         (Some(first), Some(second)) if first.tuple == second.tuple => {
             charge(state, 24 * (first.items.len() + second.items.len()) as u64)?;
-            List::paid(
+            List::charged(
                 state,
                 [&first.items[..], &second.items[..]].concat(),
                 first.tuple,
@@ -268,7 +270,7 @@ fn multiply(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
             // Nothing, however often, takes no time.
             let count = if list.items.is_empty() { 0 } else { count };
             let items = (0..count).flat_map(|_| list.items.iter().cloned());
-            return List::paid(state, items.collect(), list.tuple);
+            return List::charged(state, items.collect(), list.tuple);
         }
     }
     arithmetic("*", a, b, i128::checked_mul, |a, b| a * b)
@@ -333,7 +335,7 @@ fn method(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> 
         if name == "changed" {
             charge(state, Size::of(arg).bytes)?;
         }
-        owned.push(own(state, arg.clone())?);
+        owned.push(into_bounded(state, arg.clone())?);
     }
     if value.is_undefined() {
         return fail(format!(
@@ -342,11 +344,11 @@ fn method(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> 
     }
     if let Some(text) = value.as_str() {
         let result = methods::of_text(state, text, name, &owned)?;
-        return own(state, result);
+        return into_bounded(state, result);
     }
     if owned.is_empty() && name == "cycle" {
         return fail("cycle() needs a value");
     }
     let result = value.call_method(state, name, &owned)?;
-    own(state, result)
+    into_bounded(state, result)
 }

@@ -1,13 +1,13 @@
 //! Python's iteration, comparison and formatting of values.
 
 use super::budget::{charge, fail};
-use super::value::{Size, list, own, type_name};
+use super::value::{Size, into_bounded, list, type_name};
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::ValueKind;
 use minijinja::{Error, State, Value};
 use std::cmp::Ordering;
 
-/// The items that walking a value gives, paid for.
+/// The items that walking a value gives. The walk is charged to the render budget.
 pub(super) fn items_of(state: &State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.kind() {
         ValueKind::Undefined => return Ok(Vec::new()),
@@ -21,7 +21,7 @@ pub(super) fn items_of(state: &State, value: &Value) -> Result<Vec<Value>, Error
     value
         .try_iter()?
         .checked()
-        .map(|item| own(state, item?))
+        .map(|item| into_bounded(state, item?))
         .collect()
 }
 
@@ -69,7 +69,10 @@ fn has_nested_fields(pattern: &str) -> bool {
 /// `a operator b`.
 pub(super) fn compare(state: &State, operator: &str, a: &Value, b: &Value) -> Result<bool, Error> {
     // `loop` as it is compares the items beside it, however large.
-    let (a, b) = (&own(state, a.clone())?, &own(state, b.clone())?);
+    let (a, b) = (
+        &into_bounded(state, a.clone())?,
+        &into_bounded(state, b.clone())?,
+    );
     charge(state, Size::of(a).bytes.min(Size::of(b).bytes))?;
     match operator {
         "==" => return Ok(a == b),

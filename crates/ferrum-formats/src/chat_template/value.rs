@@ -37,7 +37,7 @@ impl Size {
             list.size
         } else if let Some(dict) = object.downcast_ref::<Dict>() {
             dict.size
-        } else if let Some(method) = object.downcast_ref::<Method>() {
+        } else if let Some(method) = object.downcast_ref::<BoundMethod>() {
             method.size
         } else if let Some(cycler) = object.downcast_ref::<Cycler>() {
             cycler.items.size
@@ -60,25 +60,25 @@ impl Size {
         }
     }
 
-    /// The size of something that holds these.
-    pub(super) fn around<'a>(values: impl Iterator<Item = &'a Value>) -> Result<Self, Error> {
-        let mut around = Size {
+    /// The size of a container that holds these.
+    pub(super) fn of_container<'a>(values: impl Iterator<Item = &'a Value>) -> Result<Self, Error> {
+        let mut whole = Size {
             depth: 0,
             bytes: 96,
         };
         for value in values {
             let size = Size::of(value);
-            around.depth = around.depth.max(size.depth);
-            around.bytes = around.bytes.saturating_add(size.bytes);
+            whole.depth = whole.depth.max(size.depth);
+            whole.bytes = whole.bytes.saturating_add(size.bytes);
         }
-        around.depth += 1;
-        if around.depth > MAX_VALUE_DEPTH {
+        whole.depth += 1;
+        if whole.depth > MAX_VALUE_DEPTH {
             return Err(exhausted("recursion", MAX_VALUE_DEPTH.into()));
         }
-        if around.bytes > MAX_VALUE_BYTES {
+        if whole.bytes > MAX_VALUE_BYTES {
             return Err(exhausted("memory", MAX_VALUE_BYTES));
         }
-        Ok(around)
+        Ok(whole)
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) fn new(items: Vec<Value>, tuple: bool) -> Result<Self, Error> {
-        let size = Size::around(items.iter())?;
+        let size = Size::of_container(items.iter())?;
         Ok(List {
             items,
             tuple,
@@ -116,8 +116,8 @@ impl List {
         Ok(Value::from_object(List::new(items, tuple)?))
     }
 
-    /// A list that is paid for.
-    pub(super) fn paid(state: &State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
+    /// A list whose memory is charged to the render budget.
+    pub(super) fn charged(state: &State, items: Vec<Value>, tuple: bool) -> Result<Value, Error> {
         charge(state, 96 + 24 * items.len() as u64)?;
         List::value(items, tuple)
     }
@@ -139,7 +139,7 @@ impl Dict {
             }
             items.insert(key, value);
         }
-        let mut size = Size::around(items.keys().chain(items.values()))?;
+        let mut size = Size::of_container(items.keys().chain(items.values()))?;
         size.bytes += 32 * items.len() as u64;
         Ok(Dict { items, size })
     }
@@ -148,8 +148,8 @@ impl Dict {
         Ok(Value::from_object(Dict::new(pairs)?))
     }
 
-    /// A dictionary that is paid for.
-    pub(super) fn paid(state: &State, pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
+    /// A dictionary whose memory is charged to the render budget.
+    pub(super) fn charged(state: &State, pairs: Vec<(Value, Value)>) -> Result<Value, Error> {
         charge(state, 160 + 80 * pairs.len() as u64)?;
         Dict::value(pairs)
     }
@@ -277,18 +277,18 @@ impl Object for Cycler {
     }
 }
 
-/// A method of a value, not yet called.
+/// A method with the value that it belongs to, not yet called.
 #[derive(Debug)]
-pub(super) struct Method {
+pub(super) struct BoundMethod {
     pub(super) value: Value,
     pub(super) name: String,
     size: Size,
 }
 
-impl Method {
+impl BoundMethod {
     pub(super) fn value(value: Value, name: &str) -> Result<Value, Error> {
-        let size = Size::around(std::iter::once(&value))?;
-        Ok(Value::from_object(Method {
+        let size = Size::of_container(std::iter::once(&value))?;
+        Ok(Value::from_object(BoundMethod {
             value,
             name: name.into(),
             size,
@@ -296,7 +296,7 @@ impl Method {
     }
 }
 
-impl Object for Method {
+impl Object for BoundMethod {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
@@ -318,8 +318,9 @@ fn is_foreign(object: &DynObject) -> bool {
         && !object.type_name().ends_with("::Macro")
 }
 
-/// What the engine's own filters give, as our lists and dictionaries, paid for.
-pub(super) fn own(state: &State, value: Value) -> Result<Value, Error> {
+/// Converts a result of the engine's own filters into our lists and dictionaries, whose sizes are bounded, and charges
+/// their memory to the render budget.
+pub(super) fn into_bounded(state: &State, value: Value) -> Result<Value, Error> {
     converted(value, &|bytes| charge(state, bytes))
 }
 
@@ -377,7 +378,7 @@ pub(super) fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// `str(value)`, paid for.
+/// `str(value)`, whose memory is charged to the render budget.
 pub(super) fn text_of(state: &State, value: &Value) -> Result<Arc<str>, Error> {
     if let Some(text) = value.to_str() {
         return Ok(text);

@@ -1,6 +1,6 @@
 //! One repository inside a cache: finding its files, and adding to them.
 
-use super::choose::{Choice, DownloadScope, Weights, choose};
+use super::choose::{DownloadScope, SelectedFiles, Weights, select_files};
 use super::names::{Commit, Etag, ModelName, RepoId, Revision};
 use crate::error::Shown;
 use crate::safetensors::Safetensors;
@@ -199,22 +199,22 @@ impl CachedRepo {
             .map(|file| file.name)
             .collect();
         // What the files that are there cannot be chosen from may well be complete at the hub.
-        let Ok(choice) = choose(model, &files, scope) else {
+        let Ok(selected) = select_files(model, &files, scope) else {
             return Ok(None);
         };
         let snapshot = self.snapshot(&commit);
-        if let Weights::Index(index) = &choice.weights {
+        if let Weights::Index(index) = &selected.weights {
             let shards = Safetensors::shards(snapshot.join(index))?;
             if !shards.iter().all(|shard| files.contains(shard)) {
                 return Ok(None);
             }
         }
-        Ok(Some(entry_path(&snapshot, &choice)))
+        Ok(Some(entry_path(&snapshot, &selected)))
     }
 
     /// Where a chosen model lies in the snapshot of a commit.
-    pub fn entry(&self, commit: &Commit, choice: &Choice) -> PathBuf {
-        entry_path(&self.snapshot(commit), choice)
+    pub fn entry(&self, commit: &Commit, selected: &SelectedFiles) -> PathBuf {
+        entry_path(&self.snapshot(commit), selected)
     }
 
     /// Where a blob lies, or will lie.
@@ -332,8 +332,8 @@ impl BlobLock {
     }
 }
 
-fn entry_path(snapshot: &Path, choice: &Choice) -> PathBuf {
-    match choice.entry() {
+fn entry_path(snapshot: &Path, selected: &SelectedFiles) -> PathBuf {
+    match selected.entry() {
         Some(file) => snapshot.join(file),
         None => snapshot.to_owned(),
     }

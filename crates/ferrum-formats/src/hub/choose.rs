@@ -10,7 +10,7 @@ use crate::{FormatError, Result};
 use std::collections::{BTreeMap, HashSet};
 
 /// Beside the weights of a Hugging Face folder: all that this crate reads.
-const SUPPORT: [&str; 9] = [
+const METADATA_FILES: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "quantize_config.json",
@@ -43,11 +43,11 @@ pub enum DownloadScope {
     Tokenizer,
 }
 
-/// The files of a model.
+/// The files of a model that are downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
-    /// What stands beside the weights.
-    pub support: Vec<String>,
+pub struct SelectedFiles {
+    /// Config, tokenizer and the other files beside the weights.
+    pub metadata_files: Vec<String>,
     /// The weights.
     pub weights: Weights,
     /// Whether the file of the weights was asked for by name, and is what a reader opens.
@@ -67,7 +67,7 @@ pub enum Weights {
     Index(String),
 }
 
-impl Choice {
+impl SelectedFiles {
     /// What a reader opens, inside the folder of the snapshot; `None`: the folder itself.
     pub fn entry(&self) -> Option<&str> {
         match &self.weights {
@@ -78,11 +78,15 @@ impl Choice {
     }
 }
 
-/// Chooses among the files of `model`'s repository.
+/// Selects the files to download from `model`'s repository.
 ///
 /// # Errors
 /// [`FormatError::Hub`] when there is no such file, nothing that can be run, or no way to choose.
-pub fn choose(model: &ModelName, files: &[String], scope: DownloadScope) -> Result<Choice> {
+pub fn select_files(
+    model: &ModelName,
+    files: &[String],
+    scope: DownloadScope,
+) -> Result<SelectedFiles> {
     let listing = Listing {
         repo: &model.repo,
         files,
@@ -113,22 +117,22 @@ impl Listing<'_> {
         FormatError::hub(&self.repo.to_string(), reason, hint)
     }
 
-    fn support(&self) -> Vec<String> {
+    fn metadata_files(&self) -> Vec<String> {
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
-        let wanted = |file: &&String| SUPPORT.contains(&file.as_str()) || template(file);
+        let wanted = |file: &&String| METADATA_FILES.contains(&file.as_str()) || template(file);
         self.files.iter().filter(wanted).cloned().collect()
     }
 
-    fn folder(&self, weights: Weights, named: bool) -> Choice {
-        Choice {
-            support: self.support(),
+    fn folder(&self, weights: Weights, named: bool) -> SelectedFiles {
+        SelectedFiles {
+            metadata_files: self.metadata_files(),
             weights,
             named,
         }
     }
 
     /// The file that was named.
-    fn named(&self, wanted: &str, scope: DownloadScope) -> Result<Choice> {
+    fn named(&self, wanted: &str, scope: DownloadScope) -> Result<SelectedFiles> {
         if !self.has(wanted) {
             let ggufs = self.ggufs();
             return match matching(&ggufs, wanted).as_slice() {
@@ -165,7 +169,7 @@ impl Listing<'_> {
     }
 
     /// The default, without a named file.
-    fn usual(&self, scope: DownloadScope) -> Result<Choice> {
+    fn usual(&self, scope: DownloadScope) -> Result<SelectedFiles> {
         if scope == DownloadScope::Tokenizer && self.has("tokenizer.json") {
             return Ok(self.folder(Weights::None, false));
         }
@@ -220,13 +224,13 @@ impl Listing<'_> {
         self.error("holds neither safetensors nor GGUF files", String::new())
     }
 
-    fn gguf(&self, gguf: &Gguf<'_>) -> Result<Choice> {
+    fn gguf(&self, gguf: &Gguf<'_>) -> Result<SelectedFiles> {
         let files = match gguf.parts {
             None => vec![gguf.file.to_owned()],
             Some(parts) => self.parts(gguf.whole, extension(gguf.file), parts)?,
         };
-        Ok(Choice {
-            support: Vec::new(),
+        Ok(SelectedFiles {
+            metadata_files: Vec::new(),
             weights: Weights::Gguf(files),
             named: true,
         })
@@ -386,9 +390,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn chosen(model: &str, files: &[&str], scope: DownloadScope) -> Result<Choice> {
+    fn chosen(model: &str, files: &[&str], scope: DownloadScope) -> Result<SelectedFiles> {
         let files: Vec<_> = files.iter().map(|file| (*file).to_owned()).collect();
-        choose(&ModelName::parse(model).unwrap(), &files, scope)
+        select_files(&ModelName::parse(model).unwrap(), &files, scope)
     }
 
     #[test]
@@ -409,7 +413,7 @@ mod tests {
         let choice = chosen("a/b", &single, DownloadScope::Model).unwrap();
         assert_eq!(choice.weights, Weights::Safetensors(SINGLE.into()));
         assert_eq!(
-            choice.support,
+            choice.metadata_files,
             [
                 "config.json",
                 "generation_config.json",
@@ -427,7 +431,10 @@ mod tests {
         let choice = chosen("a/b", &sharded, DownloadScope::Model).unwrap();
         assert_eq!(choice.weights, Weights::Index(INDEX.into()));
         let choice = chosen("a/b", &sharded, DownloadScope::Tokenizer).unwrap();
-        assert_eq!((choice.weights, choice.support.len()), (Weights::None, 5));
+        assert_eq!(
+            (choice.weights, choice.metadata_files.len()),
+            (Weights::None, 5)
+        );
         let choice = chosen(
             "a/b:consolidated.safetensors",
             &sharded,
@@ -582,13 +589,13 @@ mod tests {
             let repo = RepoId::parse("a/b").unwrap();
             for scope in [DownloadScope::Model, DownloadScope::Tokenizer] {
                 let model = ModelName { repo: repo.clone(), file: file.clone() };
-                if let Ok(choice) = choose(&model, &files, scope) {
+                if let Ok(choice) = select_files(&model, &files, scope) {
                     let weights = match choice.weights {
                         Weights::Gguf(files) => files,
                         Weights::Safetensors(file) | Weights::Index(file) => vec![file],
                         Weights::None => Vec::new(),
                     };
-                    for file in choice.support.iter().chain(&weights) {
+                    for file in choice.metadata_files.iter().chain(&weights) {
                         prop_assert!(files.contains(file));
                     }
                 }

@@ -18,7 +18,7 @@ mod remove;
 mod scan;
 
 pub use cache::{BlobLock, CachedRepo, HubCache, SnapshotFile};
-pub use choose::{Choice, DownloadScope, Weights, choose};
+pub use choose::{DownloadScope, SelectedFiles, Weights, select_files};
 pub use names::{Commit, Etag, ModelName, RepoId, Revision, check_file_name};
 pub use remove::Removal;
 pub use scan::{CachedModel, CachedSnapshot};

@@ -32,14 +32,14 @@ const EXTENSION: &str = "kv";
 /// What the process that uses the folder holds a lock on.
 const LOCK: &str = "lock";
 
-/// Where a block is looked for: a group (a model with a cache layout) and a hash of the prefix that it ends.
+/// The key of a block: a group (a model with a cache layout) and a hash of the prefix that the block ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KvBlockName {
+pub struct KvBlockKey {
     group: u64,
     hash: u128,
 }
 
-impl KvBlockName {
+impl KvBlockKey {
     /// The parent of the first block of a sequence, in the group that `group` describes, for sequences that share `salt`.
     pub fn root(group: &[u8], salt: &[u8]) -> Self {
         let hash = XxHash3_128::oneshot(group);
@@ -48,7 +48,7 @@ impl KvBlockName {
         before.followed_by(salt)
     }
 
-    /// The name of what holds `content` after the block of this name.
+    /// The key of the block that holds `content` after the block of this key.
     #[must_use]
     pub fn followed_by(self, content: &[u8]) -> Self {
         let bytes = [&self.hash.to_le_bytes(), content].concat();
@@ -69,11 +69,11 @@ impl KvBlockName {
         let name = path.file_name()?.to_str()?;
         let stem = name.strip_suffix(EXTENSION)?.strip_suffix('.')?;
         let (group, hash) = stem.split_once('-')?;
-        let name = Self {
+        let key = Self {
             group: u64::from_str_radix(group, 16).ok()?,
             hash: u128::from_str_radix(hash, 16).ok()?,
         };
-        (path.file_name()? == name.file_name().as_str()).then_some(name)
+        (path.file_name()? == key.file_name().as_str()).then_some(key)
     }
 }
 
@@ -110,35 +110,35 @@ pub struct KvFolder {
 #[derive(Debug, Default)]
 struct Index {
     /// Length and time of last use of each file, counted in uses.
-    files: HashMap<KvBlockName, (u64, u64)>,
-    by_use: BTreeMap<u64, KvBlockName>,
+    files: HashMap<KvBlockKey, (u64, u64)>,
+    by_use: BTreeMap<u64, KvBlockKey>,
     uses: u64,
     bytes: u64,
     groups: HashMap<u64, KvGroupFigures>,
 }
 
 impl Index {
-    fn add(&mut self, name: KvBlockName, bytes: u64) {
-        self.remove(name);
+    fn add(&mut self, key: KvBlockKey, bytes: u64) {
+        self.remove(key);
         self.uses += 1;
-        self.files.insert(name, (bytes, self.uses));
-        self.by_use.insert(self.uses, name);
+        self.files.insert(key, (bytes, self.uses));
+        self.by_use.insert(self.uses, key);
         self.bytes += bytes;
-        self.groups.entry(name.group).or_default().bytes += bytes;
+        self.groups.entry(key.group).or_default().bytes += bytes;
     }
 
-    fn remove(&mut self, name: KvBlockName) {
-        if let Some((bytes, used)) = self.files.remove(&name) {
+    fn remove(&mut self, key: KvBlockKey) {
+        if let Some((bytes, used)) = self.files.remove(&key) {
             self.by_use.remove(&used);
             self.bytes -= bytes;
-            let group = self.groups.entry(name.group).or_default();
+            let group = self.groups.entry(key.group).or_default();
             group.bytes = group.bytes.saturating_sub(bytes);
         }
     }
 
-    fn touch(&mut self, name: KvBlockName) {
-        if let Some(&(bytes, _)) = self.files.get(&name) {
-            self.add(name, bytes);
+    fn touch(&mut self, key: KvBlockKey) {
+        if let Some(&(bytes, _)) = self.files.get(&key) {
+            self.add(key, bytes);
         }
     }
 }
@@ -200,30 +200,30 @@ impl KvFolder {
         index.groups.get(&group).copied().unwrap_or_default()
     }
 
-    /// Whether there is a file of this name.
-    pub fn contains(&self, name: KvBlockName) -> bool {
-        self.index().files.contains_key(&name)
+    /// Whether there is a file of this key.
+    pub fn contains(&self, key: KvBlockKey) -> bool {
+        self.index().files.contains_key(&key)
     }
 
-    /// The payload of the block called `name`, which has to have this description and length; `None` when there is no
+    /// The payload of the block of `key`, which has to have this description and length; `None` when there is no
     /// such file.
     ///
     /// # Errors
     /// What is wrong with the file, which is gone then.
     pub fn read(
         &self,
-        name: KvBlockName,
+        key: KvBlockKey,
         description: &[u8],
         payload: usize,
     ) -> Result<Option<Vec<u8>>> {
-        if !self.contains(name) {
+        if !self.contains(key) {
             return Ok(None);
         }
-        let path = self.path(name);
+        let path = self.path(key);
         let opened = KvFile::open(&path, description.len());
         let bytes = opened.and_then(|file| {
             if file.description() != description || file.payload_len() != payload as u64 {
-                let reason = "is not of the tokens that its name says";
+                let reason = "is not of the tokens that its key says";
                 return Err(FormatError::source(&path, reason, ""));
             }
             file.into_payload()
@@ -231,10 +231,10 @@ impl KvFolder {
         let missing =
             matches!(&bytes, Err(FormatError::Io { kind, .. }) if *kind == ErrorKind::NotFound);
         if bytes.is_ok() {
-            self.index().touch(name);
+            self.index().touch(key);
             return bytes.map(Some);
         }
-        self.index().remove(name);
+        self.index().remove(key);
         if missing {
             return Ok(None);
         }
@@ -247,15 +247,10 @@ impl KvFolder {
     ///
     /// # Errors
     /// When a file cannot be written or removed.
-    pub fn write(
-        &self,
-        name: KvBlockName,
-        description: &[u8],
-        payload: &[u8],
-    ) -> Result<KvWritten> {
+    pub fn write(&self, key: KvBlockKey, description: &[u8], payload: &[u8]) -> Result<KvWritten> {
         let bytes = file_bytes(description.len(), payload.len());
-        if self.contains(name) {
-            self.index().touch(name);
+        if self.contains(key) {
+            self.index().touch(key);
             return Ok(KvWritten::AlreadyStored);
         }
         if bytes > self.limit {
@@ -276,13 +271,13 @@ impl KvFolder {
             remove(&self.path(oldest))?;
         }
         // A loss of power leaves a file that its checksum refuses.
-        file::write(&self.path(name), description, payload, false)?;
-        self.index().add(name, bytes);
+        file::write(&self.path(key), description, payload, false)?;
+        self.index().add(key, bytes);
         Ok(KvWritten::Written)
     }
 
     /// Removes the least recently used file from the index and returns it, if `bytes` more do not fit.
-    fn to_evict(&self, bytes: u64) -> Option<KvBlockName> {
+    fn to_evict(&self, bytes: u64) -> Option<KvBlockKey> {
         let mut index = self.index();
         if index.bytes.saturating_add(bytes) <= self.limit {
             return None;
@@ -293,8 +288,8 @@ impl KvFolder {
         Some(oldest)
     }
 
-    fn path(&self, name: KvBlockName) -> PathBuf {
-        self.folder.root().join(name.file_name())
+    fn path(&self, key: KvBlockKey) -> PathBuf {
+        self.folder.root().join(key.file_name())
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -311,15 +306,15 @@ fn scan(root: &Path) -> Result<Index> {
     let mut found = Vec::new();
     for path in crate::files::files_with_extension(root, &[EXTENSION])? {
         let meta = fs::metadata(&path).ok().filter(fs::Metadata::is_file);
-        if let (Some(name), Some(meta)) = (KvBlockName::parse(&path), meta) {
+        if let (Some(key), Some(meta)) = (KvBlockKey::parse(&path), meta) {
             let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            found.push((used, name, meta.len()));
+            found.push((used, key, meta.len()));
         }
     }
     found.sort_unstable();
     let mut index = Index::default();
-    for (_, name, bytes) in found {
-        index.add(name, bytes);
+    for (_, key, bytes) in found {
+        index.add(key, bytes);
     }
     Ok(index)
 }

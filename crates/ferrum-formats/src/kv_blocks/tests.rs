@@ -7,19 +7,19 @@ fn folder(limit: u64) -> (tempfile::TempDir, KvFolder) {
     (dir, folder)
 }
 
-fn name(n: u8) -> KvBlockName {
-    KvBlockName::root(b"model", b"salt").followed_by(&[n])
+fn key(n: u8) -> KvBlockKey {
+    KvBlockKey::root(b"model", b"salt").followed_by(&[n])
 }
 
 #[test]
 fn what_is_written_is_read_also_by_the_next_process() {
     let (dir, folder) = folder(1 << 20);
     assert_eq!(
-        folder.write(name(1), b"one", &[7; 100]),
+        folder.write(key(1), b"one", &[7; 100]),
         Ok(KvWritten::Written)
     );
     assert_eq!(
-        folder.write(name(1), b"one", &[7; 100]),
+        folder.write(key(1), b"one", &[7; 100]),
         Ok(KvWritten::AlreadyStored)
     );
     let root = dir.path().join("kv");
@@ -28,10 +28,10 @@ fn what_is_written_is_read_also_by_the_next_process() {
     drop(folder);
     std::fs::write(root.join("x.partial"), "cut off").expect("a file");
     let folder = KvFolder::open(&root, None).expect("it opens");
-    assert_eq!(folder.read(name(1), b"one", 100), Ok(Some(vec![7; 100])));
-    assert_eq!(folder.read(name(2), b"one", 100), Ok(None));
+    assert_eq!(folder.read(key(1), b"one", 100), Ok(Some(vec![7; 100])));
+    assert_eq!(folder.read(key(2), b"one", 100), Ok(None));
     let bytes = file_bytes(3, 100);
-    let group = name(1).group();
+    let group = key(1).group();
     assert_eq!(folder.figures(group), KvGroupFigures { bytes, evicted: 0 });
     assert!(!root.join("x.partial").exists());
     #[cfg(unix)]
@@ -44,7 +44,7 @@ fn what_is_written_is_read_also_by_the_next_process() {
                 .mode()
         };
         assert_eq!(mode(&root) & 0o777, 0o700);
-        assert_eq!(mode(&folder.path(name(1))) & 0o777, 0o600);
+        assert_eq!(mode(&folder.path(key(1))) & 0o777, 0o600);
         drop(folder);
         let open = std::fs::Permissions::from_mode(0o770);
         std::fs::set_permissions(&root, open).expect("a mode");
@@ -62,10 +62,10 @@ fn another_description_or_length_is_no_hit_and_the_file_goes() {
         (b"one", 99),
     ] {
         let (_dir, folder) = folder(1 << 20);
-        folder.write(name(1), b"one", &[7; 100]).expect("written");
-        assert!(folder.read(name(1), description, len).is_err());
-        assert!(!folder.path(name(1)).exists());
-        assert_eq!(folder.read(name(1), b"one", 100), Ok(None));
+        folder.write(key(1), b"one", &[7; 100]).expect("written");
+        assert!(folder.read(key(1), description, len).is_err());
+        assert!(!folder.path(key(1)).exists());
+        assert_eq!(folder.read(key(1), b"one", 100), Ok(None));
     }
 }
 
@@ -74,29 +74,29 @@ fn the_least_recently_used_goes_first() {
     let one = file_bytes(1, 100);
     let (_dir, folder) = folder(2 * one);
     for n in [1, 2] {
-        folder.write(name(n), b"x", &[n; 100]).expect("written");
+        folder.write(key(n), b"x", &[n; 100]).expect("written");
     }
     assert!(
         folder
-            .read(name(1), b"x", 100)
+            .read(key(1), b"x", 100)
             .is_ok_and(|found| found.is_some())
     );
-    folder.write(name(3), b"x", &[3; 100]).expect("written");
-    let there = [1, 2, 3].map(|n| folder.contains(name(n)) && folder.path(name(n)).exists());
+    folder.write(key(3), b"x", &[3; 100]).expect("written");
+    let there = [1, 2, 3].map(|n| folder.contains(key(n)) && folder.path(key(n)).exists());
     assert_eq!(there, [true, false, true]);
-    assert!(!folder.path(name(2)).exists());
-    let figures = folder.figures(name(1).group());
+    assert!(!folder.path(key(2)).exists());
+    let figures = folder.figures(key(1).group());
     assert_eq!((figures.bytes, figures.evicted), (2 * one, 1));
-    let refused = folder.write(name(4), b"x", &[0; 1000]).expect("no error");
+    let refused = folder.write(key(4), b"x", &[0; 1000]).expect("no error");
     assert!(matches!(refused, KvWritten::Refused(_)), "{refused:?}");
 }
 
 #[test]
 fn a_file_that_vanished_is_a_miss() {
     let (_dir, folder) = folder(1 << 20);
-    folder.write(name(1), b"x", &[1; 10]).expect("written");
-    std::fs::remove_file(folder.path(name(1))).expect("it was there");
-    assert_eq!(folder.read(name(1), b"x", 10), Ok(None));
+    folder.write(key(1), b"x", &[1; 10]).expect("written");
+    std::fs::remove_file(folder.path(key(1))).expect("it was there");
+    assert_eq!(folder.read(key(1), b"x", 10), Ok(None));
     assert!(folder.is_empty());
 }
 
@@ -104,8 +104,8 @@ proptest! {
     #[test]
     fn damage_anywhere_is_noticed(at in 0usize..155, bit in 0u8..8, cut in any::<bool>()) {
         let (_dir, folder) = folder(1 << 20);
-        folder.write(name(1), b"a description", &[7; 100]).expect("written");
-        let path = folder.path(name(1));
+        folder.write(key(1), b"a description", &[7; 100]).expect("written");
+        let path = folder.path(key(1));
         let mut bytes = std::fs::read(&path).expect("it is there");
         let at = at % bytes.len();
         match cut {
@@ -113,7 +113,7 @@ proptest! {
             false => bytes[at] ^= 1 << bit,
         }
         std::fs::write(&path, &bytes).expect("a file");
-        prop_assert!(folder.read(name(1), b"a description", 100).is_err());
+        prop_assert!(folder.read(key(1), b"a description", 100).is_err());
         prop_assert!(!path.exists());
     }
 

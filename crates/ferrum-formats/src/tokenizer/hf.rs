@@ -4,7 +4,7 @@
 use super::bytes;
 use super::error::TokenizerError;
 use super::regex_steps::{GaveUp, Normalizer, PreTokenizer};
-use super::vocab::end_names;
+use super::vocab::eog_token_ids;
 use super::{EncodeOptions, SpecialIds, TokenizerKind};
 use crate::files::read_limited;
 use ferrum_types::TokenId;
@@ -43,7 +43,7 @@ pub(super) struct HfTokenizer {
     pub(super) kind: TokenizerKind,
     pub(super) size: usize,
     pub(super) special: SpecialIds,
-    pub(super) ends: Vec<TokenId>,
+    pub(super) eog_tokens: Vec<TokenId>,
     skipped: HashSet<TokenId>,
 }
 
@@ -147,20 +147,20 @@ impl HfTokenizer {
             .map(|(&id, _)| id)
             .collect();
         // A token of that name in the plain vocabulary is text; an added one is a marker.
-        let names = end_names(|name| inner.token_to_id(name).filter(|id| added.contains(id)));
-        let mut ends = Vec::new();
+        let names = eog_token_ids(|name| inner.token_to_id(name).filter(|id| added.contains(id)));
+        let mut eog_tokens = Vec::new();
         for id in [special.eos, special.eot]
             .into_iter()
             .flatten()
             .chain(names)
         {
-            if !ends.contains(&id) {
-                ends.push(id);
+            if !eog_tokens.contains(&id) {
+                eog_tokens.push(id);
             }
         }
         for &id in more_ends {
-            if (id as usize) < size && !ends.contains(&id) {
-                ends.push(id);
+            if (id as usize) < size && !eog_tokens.contains(&id) {
+                eog_tokens.push(id);
             }
         }
         let form = text_form(&inner);
@@ -173,7 +173,7 @@ impl HfTokenizer {
             kind,
             size,
             special,
-            ends,
+            eog_tokens,
             skipped,
         }
     }

@@ -296,8 +296,8 @@ impl Tokenizer {
     /// Everything that ends a generation: EOS first, then end-of-turn tokens.
     pub fn eos_ids(&self) -> &[TokenId] {
         match &self.inner {
-            Inner::Hf(hf) => &hf.ends,
-            Inner::Gguf(gguf) => &gguf.vocab.ends,
+            Inner::Hf(hf) => &hf.eog_tokens,
+            Inner::Gguf(gguf) => &gguf.vocab.eog_tokens,
         }
     }
 

@@ -159,8 +159,8 @@ pub(super) struct Vocab {
     /// The token of each byte, as byte-fallback vocabularies name them.
     pub(super) bytes: Vec<Option<TokenId>>,
     pub(super) special: SpecialIds,
-    /// Everything that ends a generation, the file's own EOS first.
-    pub(super) ends: Vec<TokenId>,
+    /// Tokens that end a generation, the file's own EOS first.
+    pub(super) eog_tokens: Vec<TokenId>,
     pub(super) strips: HashMap<TokenId, Strip>,
     /// Tokens that fill in the middle, as far as the file names them.
     pub(super) fim: FimIds,
@@ -208,7 +208,7 @@ const ENDS: [&str; 19] = [
 const HARMONY: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// The ids among `id_of`'s tokens that end a generation by their name.
-pub(super) fn end_names(id_of: impl Fn(&str) -> Option<TokenId>) -> Vec<TokenId> {
+pub(super) fn eog_token_ids(id_of: impl Fn(&str) -> Option<TokenId>) -> Vec<TokenId> {
     let found = |names: &[&str]| names.iter().any(|name| id_of(name).is_some());
     // In the harmony format `<|end|>` only ends a message; the generation goes on.
     let harmony = (found(&["<|return|>"]) && found(&["<|call|>", "<|calls|>"]))
@@ -291,7 +291,7 @@ impl Vocab {
             ids,
             bytes,
             special,
-            ends: Vec::new(),
+            eog_tokens: Vec::new(),
             strips: HashMap::new(),
             fim: fim_ids(file.fim, count),
         };
@@ -333,7 +333,7 @@ impl Vocab {
 
     fn find_ends(&mut self, file: &GgufVocab) {
         let typed = file.token_types.is_some();
-        let named = end_names(|name| {
+        let named = eog_token_ids(|name| {
             // `</s>` is also a tag people write: as a normal token it ends nothing.
             let tag =
                 |&id: &TokenId| typed && name == "</s>" && self.kind(id) == Some(TokenKind::Normal);
@@ -363,8 +363,8 @@ impl Vocab {
             .flatten()
             .chain(named)
         {
-            if !self.ends.contains(&id) {
-                self.ends.push(id);
+            if !self.eog_tokens.contains(&id) {
+                self.eog_tokens.push(id);
             }
         }
     }

@@ -19,8 +19,9 @@ pub(super) const EXTENSION: &str = "weights";
 const PARTIAL: &str = "partial";
 /// File that is locked while files are added or removed.
 const LOCK: &str = "lock";
-/// Longest note that is read.
+/// Longest verification record that is read, in bytes.
 const MAX_STATE: u64 = 64 << 10;
+/// The folder of a weight cache: packed weights, their verification records, and the lock that writers hold.
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
     folder: PrivateFolder,
@@ -53,7 +54,7 @@ pub enum WeightState {
     Unreadable,
 }
 
-/// The note that a file was checked.
+/// The verification record of a file: that it was checked.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 struct Verified {
     /// Since this start of the system: what was read from the disk since then may be read again.

@@ -232,7 +232,7 @@ pub(super) fn copy_columns<B: Backend, T: Element>(
     ctx: &mut B::Context,
     src: &B::Buffer<T>,
     dst: &mut B::Buffer<T>,
-    shape: ColumnsShape,
+    shape: CopyColumnsShape,
 ) -> Result<()> {
     if check::copy_columns(src, &*dst, shape)? {
         for row in 0..shape.rows {

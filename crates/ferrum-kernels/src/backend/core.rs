@@ -97,8 +97,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Name as in `--backend` (`cpu`, `reference`, …).
     const NAME: &'static str;
 
-    /// The type that weights become at load which this backend has no kernels for.
-    const EXPANDED: SrcDtype = SrcDtype::F32;
+    /// The type that weights without kernels in this backend are dequantised to at load.
+    const DEQUANTIZED_DTYPE: SrcDtype = SrcDtype::F32;
 
     /// Element of activations: what products, attention and activation functions read and write.
     type Act: FloatElement;
@@ -305,7 +305,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ctx: &mut Self::Context,
         src: &Self::Buffer<T>,
         dst: &mut Self::Buffer<T>,
-        shape: ColumnsShape,
+        shape: CopyColumnsShape,
     ) -> Result<()> {
         compose::copy_columns::<Self, T>(ctx, src, dst, shape)
     }

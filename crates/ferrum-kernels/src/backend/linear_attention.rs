@@ -48,7 +48,7 @@ pub(super) fn linear_attention<B: Backend>(
         for token in tokens {
             let row = &rows[token * shape.row_dim()..][..shape.row_dim()];
             let gates = &gates[token * shape.gate_dim()..][..shape.gate_dim()];
-            let out = &mut written[token * shape.values()..][..shape.values()];
+            let out = &mut written[token * shape.value_width()..][..shape.value_width()];
             let heads = own.chunks_exact_mut(shape.key_dim * shape.value_dim);
             let outs = out.chunks_exact_mut(shape.value_dim);
             for (head, (state, out)) in heads.zip(outs).enumerate() {
@@ -72,7 +72,7 @@ fn step(
     shape: LinearAttentionShape,
 ) -> Vec<f64> {
     let (heads, keys, values) = (shape.value_heads, shape.key_dim, shape.value_dim);
-    let [q, k, v] = shape.starts(head);
+    let [q, k, v] = shape.qkv_offsets(head);
     let (mut query, mut key) = (row[q..][..keys].to_vec(), row[k..][..keys].to_vec());
     let value = &row[v..][..values];
     let [decay, bias, skip] = [0, 1, 2].map(|row| f64::from(params[row * heads + head]));

@@ -52,7 +52,7 @@ pub use self::graph::{BackendGraph, GraphKey, GraphRun};
 pub use self::heads::{QkNorm, QkvTransform, Rope};
 pub use self::host::{HostBuffer, HostMemory};
 pub use self::kv::{KvCache, KvCacheQuant, KvLayer};
-pub use self::moe::{BackendMoeFused, ExpertMaps, MoeRouting};
+pub use self::moe::{BackendMoeFused, ExpertProjection, MoeRouting};
 pub use self::paged::{BackendInt8KvOps, BackendKvDtype, BackendPagedKv, DeviceBatch, PagedQkv};
 pub use self::pending::{FinishRead, PendingRead};
 pub use self::quant::{
@@ -67,7 +67,7 @@ pub use self::sample::{
 pub use self::state::{BackendState, LinearAttention};
 pub use self::timer::{BackendTimer, HostTimer, Span, chrome_trace};
 pub use ferrum_types::{
-    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, ColumnsShape, Conv1dShape,
+    Activation, AttnConfig, BatchShape, CacheSpan, CausalConvShape, Conv1dShape, CopyColumnsShape,
     DeviceMemory, ExpertActivation, ExpertGroups, ExpertInput, ExpertScore, ExpertShape,
     FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadOrder, HeadsShape, KvBf16,
     KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule,
@@ -97,7 +97,7 @@ impl<B> LlmBackend for B where
 {
 }
 
-/// An [`LlmBackend`] that computes on quantised weights without expanding them.
+/// An [`LlmBackend`] that computes on quantised weights without dequantising them.
 pub trait QuantLlmBackend: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 impl<B> QuantLlmBackend for B where B: LlmBackend + BackendQuantGguf + BackendQuantMarlin {}
 

@@ -34,24 +34,24 @@ impl<B: Backend> MoeRouting<B> {
     }
 }
 
-/// One linear map of all experts.
-pub struct ExpertMaps<'a, B: BackendMoeFused> {
+/// One linear projection of all experts.
+pub struct ExpertProjection<'a, B: BackendMoeFused> {
     /// The matrices.
     pub matrices: &'a B::Experts,
     /// `[experts, n]`: what is added to the products, if there is something.
     pub bias: Option<&'a B::Buffer<f32>>,
 }
 
-impl<B: BackendMoeFused> Clone for ExpertMaps<'_, B> {
+impl<B: BackendMoeFused> Clone for ExpertProjection<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: BackendMoeFused> Copy for ExpertMaps<'_, B> {}
+impl<B: BackendMoeFused> Copy for ExpertProjection<'_, B> {}
 
-impl<'a, B: BackendMoeFused> ExpertMaps<'a, B> {
-    /// Maps without biases.
+impl<'a, B: BackendMoeFused> ExpertProjection<'a, B> {
+    /// A projection without biases.
     pub fn new(matrices: &'a B::Experts) -> Self {
         Self {
             matrices,
@@ -80,7 +80,7 @@ pub trait BackendMoeFused: Backend {
         check::expert_stack(op, shape)?;
         let part = |bytes, rows| WeightPart::new(bytes, dtype, rows);
         let rows = check::elements(op, &[experts, n])?;
-        check::weight_parts(op, &[part(bytes, rows)], k)?;
+        check::check_weight_parts(op, &[part(bytes, rows)], k)?;
         let each = bytes.chunks_exact(bytes.len() / experts);
         let parts: Vec<_> = each.map(|bytes| part(bytes, n)).collect();
         self.load_expert_parts(&parts, k)
@@ -121,7 +121,7 @@ pub trait BackendMoeFused: Backend {
         ctx: &mut Self::Context,
         x: &Act<Self>,
         input: ExpertInput,
-        experts: ExpertMaps<'_, Self>,
+        experts: ExpertProjection<'_, Self>,
         routing: &MoeRouting<Self>,
         out: &mut Act<Self>,
         shape: MoeShape,
@@ -132,7 +132,7 @@ pub trait BackendMoeFused: Backend {
     fn moe_gate_up(
         ctx: &mut Self::Context,
         x: &Act<Self>,
-        gate_up: [ExpertMaps<'_, Self>; 2],
+        gate_up: [ExpertProjection<'_, Self>; 2],
         activation: ExpertActivation,
         routing: &MoeRouting<Self>,
         out: &mut Act<Self>,

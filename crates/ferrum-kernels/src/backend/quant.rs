@@ -15,7 +15,7 @@ pub trait BackendQuantGguf: Backend {
     /// A matrix in the backend's favourite form of its block format(s).
     type GgufWeight: Send + Sync;
 
-    /// Whether weights of this type are computed on as they are, and not expanded at load.
+    /// Whether weights of this type are computed on as they are, and not dequantised at load.
     fn is_native(ty: GgufQuantType) -> bool;
 
     /// Loads `[rows, cols]` blocks.
@@ -73,7 +73,7 @@ pub trait BackendQuantMarlin: Backend {
     /// A matrix in the backend's favourite form.
     type GptqWeight: Send + Sync;
 
-    /// Whether such a weight is computed on as it is, and not expanded at load.
+    /// Whether such a weight is computed on as it is, and not dequantised at load.
     fn is_native_layer(weights: &QuantWeights<'_>) -> bool;
 
     /// Loads one projection from parts, which may be of different schemes, with rows of `cols` numbers.
@@ -115,7 +115,7 @@ pub trait BackendQuantMarlin: Backend {
 /// Stacks of experts that are each a layer of a quantised checkpoint.
 pub trait BackendMarlinExperts: BackendQuantMarlin + BackendMoeFused {
     /// Whether such a weight is computed on as it is when it is an expert's; if it is not for one of
-    /// them, all experts of a stack are expanded at load.
+    /// them, all experts of a stack are dequantised at load.
     fn is_native_expert(weights: &QuantWeights<'_>) -> bool;
 
     /// Loads a layer for each expert, all of one shape with rows of `cols` numbers.

@@ -64,19 +64,19 @@ impl RowSampling {
         self.top_k > 0 && (self.top_k as usize) < vocab
     }
 
-    /// `logit` after the repetition penalty.
-    pub fn repeated(&self, logit: f32) -> f32 {
+    /// `logit` with the repetition penalty applied.
+    pub fn with_repetition_penalty(&self, logit: f32) -> f32 {
         match logit > 0.0 {
             true => logit / self.repeat_penalty,
             false => logit * self.repeat_penalty,
         }
     }
 
-    /// `logit` of a token that is in the sequence or has a bias.
-    pub fn changed(&self, logit: f32, change: &LogitAdjustment) -> f32 {
+    /// `logit` of a token with its bias and its penalties applied.
+    pub fn adjusted(&self, logit: f32, change: &LogitAdjustment) -> f32 {
         let mut x = logit + change.bias;
         if change.recent {
-            x = self.repeated(x);
+            x = self.with_repetition_penalty(x);
         }
         if change.generated > 0 {
             x -= self.presence_penalty + self.frequency_penalty * change.generated as f32;
@@ -85,7 +85,7 @@ impl RowSampling {
     }
 }
 
-/// A token whose logit in a row is not what the model said.
+/// Bias and penalty counts of one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitAdjustment {
     /// Which.
@@ -109,9 +109,9 @@ impl LogitAdjustment {
         }
     }
 
-    /// The same when the token comes once more in the answer.
+    /// The adjustment after one more occurrence of the token in the answer.
     #[must_use]
-    pub fn once_more(self) -> Self {
+    pub fn with_occurrence(self) -> Self {
         Self {
             recent: true,
             generated: self.generated.saturating_add(1),
@@ -399,7 +399,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// What the model thought of a token and of its rivals, before anybody chose.
+/// Log-probabilities of the chosen token and of the top alternatives, before penalties and sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// The token that is there.

@@ -72,15 +72,15 @@ fn change(
     for change in changes {
         let mut change = *change;
         if last == Some(change.token) {
-            change = change.once_more();
+            change = change.with_occurrence();
             last = None;
         }
         let x = &mut logits[change.token as usize];
-        *x = row.changed(*x, &change);
+        *x = row.adjusted(*x, &change);
     }
     if let Some(last) = last {
         let x = &mut logits[last as usize];
-        *x = row.changed(*x, &LogitAdjustment::none(last).once_more());
+        *x = row.adjusted(*x, &LogitAdjustment::none(last).with_occurrence());
     }
 }
 

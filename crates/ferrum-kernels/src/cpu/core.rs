@@ -279,7 +279,7 @@ impl Backend for CpuBackend {
         ctx: &mut CpuContext,
         src: &CpuBuffer<T>,
         dst: &mut CpuBuffer<T>,
-        shape: ColumnsShape,
+        shape: CopyColumnsShape,
     ) -> Result<()> {
         if !check::copy_columns(src, dst, shape)? {
             return Ok(());

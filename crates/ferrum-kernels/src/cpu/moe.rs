@@ -21,11 +21,11 @@ fn pairs<'a>(x: &'a Buf, routing: &'a Routing, shape: RouteShape, dim: usize) ->
     }
 }
 
-/// The stack and the biases of experts' maps.
-fn stack(maps: ExpertMaps<'_, CpuBackend>) -> moe::ExpertLinear<'_> {
+/// The stack and the biases of a projection of experts.
+fn stack(projection: ExpertProjection<'_, CpuBackend>) -> moe::ExpertLinear<'_> {
     moe::ExpertLinear {
-        matrices: maps.matrices,
-        bias: maps.bias.map(CpuBuffer::as_slice),
+        matrices: projection.matrices,
+        bias: projection.bias.map(CpuBuffer::as_slice),
     }
 }
 
@@ -74,7 +74,7 @@ impl BackendMoeFused for CpuBackend {
         ctx: &mut CpuContext,
         x: &Buf,
         input: ExpertInput,
-        experts: ExpertMaps<'_, Self>,
+        experts: ExpertProjection<'_, Self>,
         routing: &Routing,
         out: &mut Buf,
         shape: MoeShape,
@@ -90,7 +90,7 @@ impl BackendMoeFused for CpuBackend {
     fn moe_gate_up(
         ctx: &mut CpuContext,
         x: &Buf,
-        gate_up: [ExpertMaps<'_, Self>; 2],
+        gate_up: [ExpertProjection<'_, Self>; 2],
         activation: ExpertActivation,
         routing: &Routing,
         out: &mut Buf,

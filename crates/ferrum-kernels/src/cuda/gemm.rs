@@ -13,7 +13,7 @@ use super::tile;
 use super::tile_operands::{TileOut, TileRows};
 use super::weight::{CudaWeight, Slab, row_stride};
 use crate::backend::check::{self, elements};
-use crate::backend::{ColumnsShape, DeviceBuffer, GemmShape, RowShape};
+use crate::backend::{CopyColumnsShape, DeviceBuffer, GemmShape, RowShape};
 use ferrum_types::{Element, Error, FloatElement, Result, SrcDtype};
 
 /// Columns of a block: one for each of its warps.
@@ -183,7 +183,7 @@ pub(super) fn copy_columns<A: CudaAct, T: Element>(
     ctx: &mut CudaContext<A>,
     src: &CudaBuffer<T>,
     dst: &mut CudaBuffer<T>,
-    shape: ColumnsShape,
+    shape: CopyColumnsShape,
 ) -> Result<()> {
     const OP: &str = "copy_columns";
     if !check::copy_columns(src, dst, shape)? {

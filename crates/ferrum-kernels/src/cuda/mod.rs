@@ -146,7 +146,7 @@ type Ctx<A> = CudaContext<A>;
 impl<A: CudaAct> Backend for CudaBackend<A> {
     const NAME: &'static str = BACKEND;
     /// Tensor cores take bf16 as it is, and f32 as two products. Activations are no finer either.
-    const EXPANDED: SrcDtype = match A::DTYPE {
+    const DEQUANTIZED_DTYPE: SrcDtype = match A::DTYPE {
         Dtype::BF16 => SrcDtype::BF16,
         _ => SrcDtype::F32,
     };
@@ -287,7 +287,7 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         ctx: &mut Ctx<A>,
         src: &CudaBuffer<T>,
         dst: &mut CudaBuffer<T>,
-        shape: ColumnsShape,
+        shape: CopyColumnsShape,
     ) -> Result<()> {
         gemm::copy_columns(ctx, src, dst, shape)
     }

@@ -42,7 +42,7 @@ impl CudaExperts {
         }
         let mut values = Vec::new();
         for part in parts {
-            values.extend(part.expand(op, shape.k)?);
+            values.extend(part.dequantize(op, shape.k)?);
         }
         let rows = elements(op, &[shape.experts, shape.n])?;
         let part = WeightPart::new(bytemuck::cast_slice(&values), SrcDtype::F32, rows);
@@ -74,7 +74,7 @@ impl CudaExperts {
                     let row_bytes = shape.k * part.dtype.size();
                     (0..part.rows)
                         .for_each(|row| bytes.extend_from_slice(part.row(row, row_bytes)));
-                    GgufRows::new(&bytes, ty, part.rows).expand(op, shape.k)
+                    GgufRows::new(&bytes, ty, part.rows).dequantize(op, shape.k)
                 };
                 let values = parts
                     .iter()
@@ -125,13 +125,13 @@ fn tiled_gate_up<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
     x: (TileRows, usize),
-    [gate, up]: [ExpertMaps<'_, CudaBackend<A>>; 2],
+    [gate, up]: [ExpertProjection<'_, CudaBackend<A>>; 2],
     (activation, routing): (ExpertActivation, &Routing<A>),
     (out, pairs): (u64, usize),
 ) -> Result<()> {
     let elements = elements(op, &[pairs, gate.matrices.shape.n, size_of::<f32>()])?;
     let gated = ctx.second_scratch(elements)?;
-    let bias = |maps: ExpertMaps<'_, CudaBackend<A>>| Epilogue {
+    let bias = |maps: ExpertProjection<'_, CudaBackend<A>>| Epilogue {
         bias: maps.bias.into(),
         ..Epilogue::NONE
     };
@@ -226,7 +226,7 @@ fn pair_product<A: CudaAct>(
 fn add_bias<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    experts: ExpertMaps<'_, CudaBackend<A>>,
+    experts: ExpertProjection<'_, CudaBackend<A>>,
     routing: &Routing<A>,
     (out, total): (Arg, usize),
 ) -> Result<()> {
@@ -337,7 +337,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         ctx: &mut CudaContext<A>,
         x: &CudaBuffer<A>,
         input: ExpertInput,
-        experts: ExpertMaps<'_, Self>,
+        experts: ExpertProjection<'_, Self>,
         routing: &Routing<A>,
         out: &mut CudaBuffer<A>,
         shape: MoeShape,
@@ -367,7 +367,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
     fn moe_gate_up(
         ctx: &mut CudaContext<A>,
         x: &CudaBuffer<A>,
-        [gate, up]: [ExpertMaps<'_, Self>; 2],
+        [gate, up]: [ExpertProjection<'_, Self>; 2],
         activation: ExpertActivation,
         routing: &Routing<A>,
         out: &mut CudaBuffer<A>,
@@ -504,7 +504,7 @@ impl<A: CudaAct> BackendMarlinExperts for CudaBackend<A> {
         if experts.iter().all(Self::is_native_expert) {
             return CudaExperts::load(self, OP, experts, shape);
         }
-        let expanded = |layer: &QuantWeights<'_>| layer.expand(OP, cols);
+        let expanded = |layer: &QuantWeights<'_>| layer.dequantize(OP, cols);
         let values = experts
             .iter()
             .map(expanded)

@@ -98,7 +98,7 @@ impl<'a> Source<'a> {
         cols: usize,
     ) -> Result<Option<Self>> {
         if let QuantWeights::Gguf(part) = weights {
-            check::quant_part(op, part, cols)?;
+            check::check_quant_rows(op, part, cols)?;
             return Ok(Format::of_blocks(part.ty).map(|format| Self::Blocks(*part, format)));
         }
         let Some((layer, codes)) = weights.affine(op)? else {

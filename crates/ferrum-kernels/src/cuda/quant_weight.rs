@@ -133,10 +133,10 @@ impl CudaQuantWeight {
         part: &QuantWeights<'_>,
     ) -> Result<()> {
         let ctx = CudaContext::new(device.clone())?;
-        let dense = match part.floats() {
+        let dense = match part.as_dense() {
             Some(floats) => weight::load(ctx, op, &[floats], self.cols)?,
             None => {
-                let values = part.expand(op, self.cols)?;
+                let values = part.dequantize(op, self.cols)?;
                 let bytes = bytemuck::cast_slice(&values);
                 let part = WeightPart::new(bytes, SrcDtype::F32, part.rows());
                 weight::load(ctx, op, &[part], self.cols)?

@@ -52,7 +52,7 @@ pub(super) fn load<A: CudaAct>(
     parts: &[WeightPart<'_>],
     cols: usize,
 ) -> Result<CudaWeight> {
-    check::weight_parts(op, parts, cols)?;
+    check::check_weight_parts(op, parts, cols)?;
     let mut weight = CudaWeight {
         slabs: Vec::new(),
         rows: 0,

@@ -202,7 +202,7 @@ impl BackendState for GpuBackend {
             out.into(),
         ];
         // A lane for each column of each head's state of each sequence.
-        let lanes = batch.shape.seqs * shape.values();
+        let lanes = batch.shape.seqs * shape.value_width();
         let StateShape { slots, elements } = shape.states;
         let is_delta = shape.rule == LinearAttentionRule::GatedDelta;
         let params = [

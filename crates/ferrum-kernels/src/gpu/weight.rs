@@ -48,7 +48,7 @@ pub(super) fn load(
     parts: &[WeightPart<'_>],
     cols: usize,
 ) -> Result<GpuWeight> {
-    check::weight_parts(OP, parts, cols)?;
+    check::check_weight_parts(OP, parts, cols)?;
     let mut weight = GpuWeight {
         slabs: Vec::new(),
         rows: 0,

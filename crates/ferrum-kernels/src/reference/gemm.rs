@@ -38,7 +38,7 @@ pub(super) fn dot<A: FloatElement, B: FloatElement>(a: &[A], b: &[B]) -> f64 {
 
 /// Stacks the rows of `parts`.
 pub(super) fn weight_from_parts(parts: &[WeightPart<'_>], cols: usize) -> Result<RefWeight> {
-    let rows = check::weight_parts("from_weight_parts", parts, cols)?;
+    let rows = check::check_weight_parts("from_weight_parts", parts, cols)?;
     let mut values = Vec::new();
     for part in parts {
         decode(part, cols, &mut values);

@@ -142,7 +142,10 @@ fn append<P: Precision, K: KvCodec>(
         let sequence = on_host.sequence(op, s)?;
         for (i, token) in sequence.tokens.enumerate() {
             let at = sequence.first_index + i;
-            writes.push((token, check::slot(op, on_host.table(s), &kv.shape, at)?));
+            writes.push((
+                token,
+                check::block_and_slot(op, on_host.table(s), &kv.shape, at)?,
+            ));
         }
     }
     for (token, slot) in writes {
@@ -230,7 +233,7 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
                 // Only visible keys need a block: those behind a sliding window may be gone.
                 let slots = visible
                     .clone()
-                    .map(|j| check::slot(op, on_host.table(s), &kv.shape, j))
+                    .map(|j| check::block_and_slot(op, on_host.table(s), &kv.shape, j))
                     .collect::<Result<Vec<_>>>()?;
                 let key = (&kv.k.0[..], &kv.scales.k[..], head_dim);
                 let value = match kv.shape.values_in_keys {

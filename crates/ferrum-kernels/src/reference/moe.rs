@@ -208,7 +208,7 @@ fn activate(activation: ExpertActivation, gate: f64, up: f64) -> f64 {
 fn per_pair<P: Precision, const STACKS: usize>(
     op: &'static str,
     (x, input): (&RefBuffer<P::Act>, ExpertInput),
-    maps: [ExpertMaps<'_, Reference<P>>; STACKS],
+    maps: [ExpertProjection<'_, Reference<P>>; STACKS],
     routing: &Routing<P>,
     out: &mut RefBuffer<P::Act>,
     shape: MoeShape,
@@ -224,7 +224,7 @@ fn per_pair<P: Precision, const STACKS: usize>(
         };
         let x = &x.0[row * k..][..k];
         for i in 0..n {
-            let products = maps.map(|ExpertMaps { matrices, bias }| {
+            let products = maps.map(|ExpertProjection { matrices, bias }| {
                 let bias = bias.map_or(0.0, |bias| f64::from(bias.0[expert * n + i]));
                 dot(x, matrices.matrices[expert].row(i)) + bias
             });
@@ -291,7 +291,7 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,
         input: ExpertInput,
-        experts: ExpertMaps<'_, Self>,
+        experts: ExpertProjection<'_, Self>,
         routing: &Routing<P>,
         out: &mut RefBuffer<P::Act>,
         shape: MoeShape,
@@ -310,7 +310,7 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
     fn moe_gate_up(
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,
-        gate_up: [ExpertMaps<'_, Self>; 2],
+        gate_up: [ExpertProjection<'_, Self>; 2],
         activation: ExpertActivation,
         routing: &Routing<P>,
         out: &mut RefBuffer<P::Act>,

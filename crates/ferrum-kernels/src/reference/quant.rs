@@ -18,7 +18,7 @@ impl<P: Precision> BackendQuantGguf for Reference<P> {
         let mut values = Vec::new();
         let mut rows = 0;
         for part in parts {
-            values.extend(part.expand("load_quant", cols)?);
+            values.extend(part.dequantize("load_quant", cols)?);
             rows += part.rows;
         }
         let shape = MatShape { rows, cols };
@@ -56,7 +56,7 @@ impl<P: Precision> BackendQuantExperts for Reference<P> {
         let op = "load_quant_experts";
         check::expert_stack(op, shape)?;
         let rows = check::elements(op, &[shape.experts, shape.n])?;
-        let values = GgufRows::new(bytes, ty, rows).expand(op, shape.k)?;
+        let values = GgufRows::new(bytes, ty, rows).dequantize(op, shape.k)?;
         Ok(RefExperts::from_values(&values, shape))
     }
 }
@@ -72,7 +72,7 @@ impl<P: Precision> BackendQuantMarlin for Reference<P> {
         let mut values = Vec::new();
         let mut rows = 0;
         for part in parts {
-            values.extend(part.expand("load_layers", cols)?);
+            values.extend(part.dequantize("load_layers", cols)?);
             rows += part.rows();
         }
         let shape = MatShape { rows, cols };
@@ -100,7 +100,7 @@ impl<P: Precision> BackendMarlinExperts for Reference<P> {
         let shape = check::expert_layers(op, experts, cols)?;
         let mut values = Vec::new();
         for expert in experts {
-            values.extend(expert.expand(op, cols)?);
+            values.extend(expert.dequantize(op, cols)?);
         }
         Ok(RefExperts::from_values(&values, shape))
     }

@@ -92,9 +92,9 @@ fn bend(
                 .unwrap_or(LogitAdjustment::none(token as u32)),
         };
         if is_last {
-            change = change.once_more();
+            change = change.with_occurrence();
         }
-        row.changed(x, &change)
+        row.adjusted(x, &change)
     };
     logits.iter().enumerate().map(changed).collect()
 }

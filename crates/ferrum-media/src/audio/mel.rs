@@ -21,24 +21,24 @@ const BINS: usize = WINDOW / 2 + 1;
 /// Frames of a task.
 const TASK_FRAMES: usize = 100;
 
-/// Numbers of frames: `[mels, frames]`.
+/// A log-mel spectrogram, `[mels, frames]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LogMel {
+pub struct LogMelSpectrogram {
     /// Row after row, a row for each mel filter.
     pub values: Vec<f32>,
     /// Frames of a row.
     pub frames: usize,
 }
 
-/// Computes spectrograms with a number of filters.
-pub struct MelSpectrogram {
+/// Computes log-mel spectrograms with a number of mel filters.
+pub struct LogMelExtractor {
     /// For each filter its first frequency, and the weights from there on.
     filters: Vec<(usize, Vec<f64>)>,
     window: Vec<f64>,
     fft: Arc<dyn RealToComplex<f64>>,
 }
 
-impl MelSpectrogram {
+impl LogMelExtractor {
     /// With `mels` filters.
     pub fn new(mels: usize) -> Self {
         let turn = |i: usize| 2.0 * std::f64::consts::PI * i as f64 / WINDOW as f64;
@@ -50,7 +50,7 @@ impl MelSpectrogram {
     }
 
     /// The spectrogram of samples at [`RATE`]: a frame for each whole [`HOP`]. Computed on `rayon`'s threads.
-    pub fn compute(&self, samples: &[f32]) -> LogMel {
+    pub fn compute(&self, samples: &[f32]) -> LogMelSpectrogram {
         let (mels, frames) = (self.filters.len(), samples.len() / HOP);
         // Frame after frame, so that each task writes a contiguous part.
         let mut energies = vec![0f32; mels * frames];
@@ -68,7 +68,7 @@ impl MelSpectrogram {
                 *value = (energy.max(loudest - 8.0) + 4.0) / 4.0;
             }
         }
-        LogMel { values, frames }
+        LogMelSpectrogram { values, frames }
     }
 
     /// Logarithms of the energies behind each filter, `[frames, mels]`, from frame `first` on.
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn any_length_has_its_frames() {
-        let mel = MelSpectrogram::new(80);
+        let mel = LogMelExtractor::new(80);
         for len in [0, 1, 159, 160, 161, 400, 1_000] {
             let found = mel.compute(&vec![0.25; len]);
             assert_eq!(found.frames, len / HOP);

@@ -5,5 +5,5 @@ mod mel;
 mod resample;
 
 pub use decode::{Audio, AudioError, AudioLimits, decode};
-pub use mel::{HOP, LogMel, MelSpectrogram, RATE};
+pub use mel::{HOP, LogMelExtractor, LogMelSpectrogram, RATE};
 pub use resample::resample;

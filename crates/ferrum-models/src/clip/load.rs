@@ -5,7 +5,7 @@ use crate::linear::{Embedding, Linear, MatrixLinear};
 use crate::named::{Bias, LayerNorm, NamedLoader};
 use crate::pre_norm::{PreNormLayer, PreNormMlp, PreNormNames, PreNormSpec};
 use crate::progress::LoadProgress;
-use crate::weights::{Expanded, WeightForm};
+use crate::weights::{Dequantized, WeightForm};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
     let text_hidden = spec.text.stack.hidden;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
         let name = format!("text_model.embeddings.{name}");
-        loader.maps(&[name], [rows, text_hidden], Bias::None)
+        loader.load_linear(&[name], [rows, text_hidden], Bias::None)
     };
     let (head, bias) = match clip {
         true => ("text_projection", Bias::None),
@@ -89,7 +89,7 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
         text_positions: Box::new(table(loader, "position_embedding", spec.text.positions)?),
         text: layers(loader, &spec.text.stack, "text_model")?,
         text_norm: loader.norm("text_model.final_layer_norm", text_hidden)?,
-        text_head: Box::new(loader.maps(&[head], [spec.dimensions, text_hidden], bias)?),
+        text_head: Box::new(loader.load_linear(&[head], [spec.dimensions, text_hidden], bias)?),
         logit_scale: loader.number("logit_scale")?,
         logit_bias: match clip {
             true => 0.0,
@@ -116,7 +116,7 @@ pub(crate) fn map<B: LlmBackend, W: WeightForm<B>>(
     values: &[f32],
     bias: Option<&[f32]>,
     cols: usize,
-) -> Result<MatrixLinear<B, Expanded>> {
+) -> Result<MatrixLinear<B, Dequantized>> {
     let shape = MatShape {
         rows: values.len() / cols,
         cols,
@@ -174,7 +174,7 @@ fn image_head<B: LlmBackend, W: WeightForm<B>>(
         return Ok(ImageHead::Class {
             // The name is misspelt in every checkpoint.
             first_norm: loader.norm("vision_model.pre_layrnorm", hidden)?,
-            projection: Box::new(loader.maps(&["visual_projection"], shape, Bias::None)?),
+            projection: Box::new(loader.load_linear(&["visual_projection"], shape, Bias::None)?),
         });
     }
     let name = |part: &str| format!("vision_model.head.{part}");
@@ -200,7 +200,11 @@ fn image_head<B: LlmBackend, W: WeightForm<B>>(
         query,
         k: Box::new(map(loader, k, Some(k_bias), hidden)?),
         v: Box::new(map(loader, v, Some(v_bias), hidden)?),
-        out: Box::new(loader.maps(&[name("attention.out_proj")], [hidden, hidden], Bias::Each)?),
+        out: Box::new(loader.load_linear(
+            &[name("attention.out_proj")],
+            [hidden, hidden],
+            Bias::Each,
+        )?),
         mlp: PreNormMlp::load(loader, stack, mlp)?,
     }))
 }

@@ -12,7 +12,7 @@
 //! they go into in a field of this name outside of it (vLLM).
 
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
-use crate::batch::TapPoint;
+use crate::batch::AuxHiddenPoint;
 use crate::families;
 use crate::inventory::{RankShard, Stage};
 use crate::layer::{
@@ -98,7 +98,7 @@ pub fn read_eagle3(source: ModelSource, target: &Model) -> Result<DraftHead> {
     Ok(DraftHead {
         features: DraftFeatures {
             target: target_points,
-            own: TapPoint::Layer(0),
+            own: AuxHiddenPoint::Layer(0),
             tokens: tokens.map(Arc::from),
         },
         spec,
@@ -112,7 +112,7 @@ pub fn read_eagle3(source: ModelSource, target: &Model) -> Result<DraftHead> {
 }
 
 /// Behind which layers of a target with so many the head reads the stream.
-fn tap_points(config: &HfConfig, layers: usize) -> Result<Vec<TapPoint>> {
+fn tap_points(config: &HfConfig, layers: usize) -> Result<Vec<AuxHiddenPoint>> {
     let section = config.section("eagle_config")?;
     if let Some(section) = &section {
         if section.bool("use_aux_hidden_state")? == Some(false) {
@@ -147,8 +147,8 @@ fn tap_points(config: &HfConfig, layers: usize) -> Result<Vec<TapPoint>> {
 }
 
 /// Behind these layers, if all of them are there and there are some.
-fn points(behind: &[usize], layers: usize) -> Option<Vec<TapPoint>> {
-    let point = |&layer: &usize| (layer < layers).then_some(TapPoint::Layer(layer as u32));
+fn points(behind: &[usize], layers: usize) -> Option<Vec<AuxHiddenPoint>> {
+    let point = |&layer: &usize| (layer < layers).then_some(AuxHiddenPoint::Layer(layer as u32));
     let all: Option<Vec<_>> = behind.iter().map(point).collect();
     all.filter(|all| !all.is_empty())
 }
@@ -204,7 +204,7 @@ impl Eagle3 {
         let hidden = spec.hidden_size;
         let none = &mut |_, _| ();
         let mut loader = NamedLoader::<B, W>::new(device, &self.source, WeightDtype::Stored, none)?;
-        let fuse = loader.maps(&["fc"], [hidden, self.width], Bias::Some)?;
+        let fuse = loader.load_linear(&["fc"], [hidden, self.width], Bias::Some)?;
         let layer = layer(&mut loader, spec)?;
         let SharedTables { embedding, lm_head } = shared;
         let embedding = self.embedding(&mut loader, spec, (target, embedding))?;
@@ -252,7 +252,7 @@ impl Eagle3 {
         let same_width = target.spec.hidden_size == spec.hidden_size;
         if self.has("embed_tokens.weight") || !same_width {
             let shape = [self.vocab_size, spec.hidden_size];
-            return Ok(Arc::new(loader.maps(
+            return Ok(Arc::new(loader.load_linear(
                 &["embed_tokens"],
                 shape,
                 Bias::None,
@@ -275,7 +275,7 @@ impl Eagle3 {
         let fits = (rows, hidden) == (target.spec.vocab_size, target.spec.hidden_size);
         match shared.filter(|_| fits && !self.has("lm_head.weight")) {
             Some(shared) => Ok(shared),
-            None => Ok(Arc::new(loader.maps(
+            None => Ok(Arc::new(loader.load_linear(
                 &["lm_head"],
                 [rows, hidden],
                 Bias::None,
@@ -326,7 +326,7 @@ fn attention<B: LlmBackend, W: WeightForm<B>>(
     ];
     let out = [hidden, gqa.heads * gqa.value_dim];
     Ok(GqaWeights {
-        qkv: Box::new(loader.maps_of(&maps, 2 * hidden, Bias::Some)?),
+        qkv: Box::new(loader.load_linear_parts(&maps, 2 * hidden, Bias::Some)?),
         q_norm: None,
         k_norm: None,
         layer_norms: None,
@@ -334,7 +334,7 @@ fn attention<B: LlmBackend, W: WeightForm<B>>(
         projection_norms: RankShard::whole(spec).projection_norms(0),
         sinks: None,
         gate: None,
-        out: Box::new(loader.maps(&["midlayer.self_attn.o_proj"], out, Bias::Some)?),
+        out: Box::new(loader.load_linear(&["midlayer.self_attn.o_proj"], out, Bias::Some)?),
     })
 }
 
@@ -346,7 +346,11 @@ fn feed_forward<B: LlmBackend, W: WeightForm<B>>(
     let (hidden, inner) = (spec.hidden_size, mlp.intermediate);
     let gate_up = ["midlayer.mlp.gate_proj", "midlayer.mlp.up_proj"];
     Ok(MlpWeights {
-        gate_up: Box::new(loader.maps(&gate_up, [inner, hidden], Bias::Some)?),
-        down: Box::new(loader.maps(&["midlayer.mlp.down_proj"], [hidden, inner], Bias::Some)?),
+        gate_up: Box::new(loader.load_linear(&gate_up, [inner, hidden], Bias::Some)?),
+        down: Box::new(loader.load_linear(
+            &["midlayer.mlp.down_proj"],
+            [hidden, inner],
+            Bias::Some,
+        )?),
     })
 }

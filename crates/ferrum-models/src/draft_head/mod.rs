@@ -18,7 +18,7 @@ mod mtp;
 pub use eagle3::{is_eagle3, read_eagle3};
 pub use mtp::read_mtp;
 
-use crate::batch::TapPoint;
+use crate::batch::AuxHiddenPoint;
 use crate::layer::Norm;
 use crate::model::Model;
 use crate::named::NamedLoader;
@@ -46,10 +46,10 @@ enum Kind {
 /// What a head reads of its target and of itself, and what its tokens mean.
 #[derive(Clone, Debug)]
 pub struct DraftFeatures {
-    /// Where hidden states of the target are tapped: one behind the other they are a token's features.
-    pub target: Vec<TapPoint>,
+    /// Where hidden states of the target are read: one behind the other they are a token's features.
+    pub target: Vec<AuxHiddenPoint>,
     /// Where the head's own are, which take their place.
-    pub own: TapPoint,
+    pub own: AuxHiddenPoint,
     /// The target's token for each of the head's; `None`: the same.
     pub tokens: Option<Arc<[TokenId]>>,
 }

@@ -8,7 +8,7 @@
 //! Of several such layers the first is used for all drafts.
 
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
-use crate::batch::TapPoint;
+use crate::batch::AuxHiddenPoint;
 use crate::inventory::{RankShard, Stage, TensorId, TensorRole, of_expert};
 use crate::layer::{DraftInput, DraftJoin, Norm};
 use crate::load::{load_embedding, load_layer};
@@ -96,8 +96,8 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
     Ok(DraftHead {
         spec: own,
         features: DraftFeatures {
-            target: vec![TapPoint::FinalNorm],
-            own: TapPoint::FinalNorm,
+            target: vec![AuxHiddenPoint::FinalNorm],
+            own: AuxHiddenPoint::FinalNorm,
             tokens: None,
         },
         kind: Kind::Mtp(Box::new(Mtp {
@@ -168,7 +168,8 @@ impl Mtp {
         let mut loader =
             NamedLoader::<B, W>::new(device, &self.model.source, WeightDtype::Stored, none)?;
         let (names, hidden) = (&self.names, spec.hidden_size);
-        let projection = loader.maps(&[&names.projection], [hidden, 2 * hidden], Bias::None)?;
+        let projection =
+            loader.load_linear(&[&names.projection], [hidden, 2 * hidden], Bias::None)?;
         let embedding = match shared.embedding {
             Some(table) => table,
             None => load_embedding::<B, W>(device, target)?,

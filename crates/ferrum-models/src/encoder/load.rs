@@ -35,7 +35,9 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let hidden = spec.hidden_size;
         let mut table = |name: &str, rows: usize| -> Result<_> {
             let name = format!("{}{name}", names.prefix);
-            let map = self.named.maps(&[&name], [rows, hidden], Bias::None)?;
+            let map = self
+                .named
+                .load_linear(&[&name], [rows, hidden], Bias::None)?;
             Ok(Box::new(map) as Box<_>)
         };
         let [words, positions, segments] = names.parts.tables;
@@ -50,8 +52,12 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             0 => None,
             labels => {
                 let (pooler, shape) = (&names.pooler, [labels, hidden]);
-                let pooler = self.named.maps(&[pooler], [hidden, hidden], Bias::Each)?;
-                let classifier = self.named.maps(&[names.classifier], shape, Bias::Each)?;
+                let pooler = self
+                    .named
+                    .load_linear(&[pooler], [hidden, hidden], Bias::Each)?;
+                let classifier = self
+                    .named
+                    .load_linear(&[names.classifier], shape, Bias::Each)?;
                 Some(ClassifierWeights {
                     pooler: Box::new(pooler),
                     classifier: Box::new(classifier),
@@ -77,11 +83,11 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let [attention_norm, output_norm] = parts.norms.map(name);
         let named = &mut self.named;
         Ok(EncoderLayerWeights {
-            qkv: Box::new(named.maps(&qkv, [hidden, hidden], Bias::Each)?),
-            out: Box::new(named.maps(&out, [hidden, hidden], Bias::Each)?),
+            qkv: Box::new(named.load_linear(&qkv, [hidden, hidden], Bias::Each)?),
+            out: Box::new(named.load_linear(&out, [hidden, hidden], Bias::Each)?),
             attention_norm: named.norm(&attention_norm, hidden)?,
-            up: Box::new(named.maps(&up, [inner, hidden], Bias::Each)?),
-            down: Box::new(named.maps(&down, [hidden, inner], Bias::Each)?),
+            up: Box::new(named.load_linear(&up, [inner, hidden], Bias::Each)?),
+            down: Box::new(named.load_linear(&down, [hidden, inner], Bias::Each)?),
             output_norm: named.norm(&output_norm, hidden)?,
         })
     }

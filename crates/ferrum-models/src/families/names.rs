@@ -20,7 +20,7 @@ const PER_LAYER: PerLayerNames = PerLayerNames {
 const HF: WeightNames = WeightNames {
     embedding: "model.embed_tokens",
     // Follow from the config.
-    rope_divisors: None,
+    rope_factors: None,
     rope_long_short: None,
     positions: None,
     per_layer: PER_LAYER,
@@ -436,7 +436,7 @@ pub(crate) static GGUF_NAMES: WeightNames = GGUF;
 
 const GGUF: WeightNames = WeightNames {
     embedding: "token_embd",
-    rope_divisors: Some("rope_freqs"),
+    rope_factors: Some("rope_freqs"),
     rope_long_short: Some(("rope_factors_long", "rope_factors_short")),
     positions: Some("position_embd"),
     per_layer: PerLayerNames {

@@ -98,7 +98,7 @@ pub(super) fn one_from_hf(
                 true => *factor as f32,
                 false => UNTURNED,
             };
-            RopeScaling::Divisors((0..head_dim / 2).map(divisor).collect())
+            RopeScaling::Factors((0..head_dim / 2).map(divisor).collect())
         }
         _ => return Err(unsupported(config, "an unknown one")),
     };
@@ -237,11 +237,11 @@ pub(super) fn from_gguf(
             return Err(bad(gguf, &key("scaling.type"), &reason));
         }
     };
-    let divisors = GGUF_NAMES.name(TensorId::global(TensorRole::RopeDivisors));
+    let divisors = GGUF_NAMES.name(TensorId::global(TensorRole::RopeFactors));
     let divisors = divisors.as_deref().unwrap_or_default();
     let scaling = match gguf.get(divisors) {
         Some(view) if scaling == RopeScaling::None => {
-            RopeScaling::Divisors(crate::stored::to_f32(gguf, &view)?)
+            RopeScaling::Factors(crate::stored::to_f32(gguf, &view)?)
         }
         Some(_) => {
             let reason = "found together with another scaling, expected only one of them";
@@ -269,8 +269,8 @@ fn longrope_from_gguf(gguf: &Gguf, context: usize) -> Result<Option<RopeScaling>
         view.map(|view| crate::stored::to_f32(gguf, &view))
             .transpose()
     };
-    let long = list(TensorRole::RopeLongDivisors)?;
-    let (Some(long), Some(short)) = (long, list(TensorRole::RopeShortDivisors)?) else {
+    let long = list(TensorRole::RopeLongFactors)?;
+    let (Some(long), Some(short)) = (long, list(TensorRole::RopeShortFactors)?) else {
         return Ok(None);
     };
     let key = |name: &str| Ok::<_, Error>(format!("{}.rope.scaling.{name}", gguf.architecture()?));

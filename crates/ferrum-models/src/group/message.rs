@@ -6,7 +6,7 @@
 //! sent: rank 0 alone chooses, and on the others a row that is sampled there takes the most likely token, which costs
 //! nothing and is not looked at.
 
-use crate::batch::{BlockTables, HiddenTap, StateInit, StepBatch, TapPoint};
+use crate::batch::{AuxHiddenPoint, AuxHiddenState, BlockTables, StateInit, StepBatch};
 use crate::images::ImageRows;
 use crate::readback::Readback;
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
@@ -70,9 +70,9 @@ pub(super) fn write_step(
     to.each(keeps.map(|(from, to)| [from.0, to.0]))?;
     to.list(&batch.logit_rows)?;
     to.list(&batch.hidden_rows)?;
-    to.each(batch.taps.iter().map(|tap| match tap.point {
-        TapPoint::Layer(layer) => [0, layer, tap.row],
-        TapPoint::FinalNorm => [1, 0, tap.row],
+    to.each(batch.aux_hidden.iter().map(|tap| match tap.point {
+        AuxHiddenPoint::Layer(layer) => [0, layer, tap.row],
+        AuxHiddenPoint::FinalNorm => [1, 0, tap.row],
     }))?;
     to.count(batch.images.len())?;
     for image in &batch.images {
@@ -179,11 +179,11 @@ fn read_step(
     batch.hidden_rows.extend_from_slice(from.list()?);
     for &[kind, layer, row] in from.each()? {
         let point = match kind {
-            0 => TapPoint::Layer(layer),
-            1 => TapPoint::FinalNorm,
+            0 => AuxHiddenPoint::Layer(layer),
+            1 => AuxHiddenPoint::FinalNorm,
             _ => return Err(wrong("a tap is at no place")),
         };
-        batch.taps.push(HiddenTap { point, row });
+        batch.aux_hidden.push(AuxHiddenState { point, row });
     }
     // Of an image, five numbers and a count at least.
     for _ in 0..from.count(6)? {
@@ -358,7 +358,7 @@ mod tests {
                 .add_table(1, &[BlockId::RELEASED, BlockId(4)])
                 .unwrap();
             batch.add_state(StateSlot(start as u32));
-            batch.tap_last(1, LogitRows::Last);
+            batch.add_aux_hidden_last(1, LogitRows::Last);
         }
         let image = ImageSpan {
             start: 6,
@@ -366,7 +366,7 @@ mod tests {
             embeddings: [0.5, -1.5, 2.0, f32::MIN_POSITIVE].into(),
         };
         batch.add_image(&image).unwrap();
-        batch.tap_rows(0, &[TapPoint::FinalNorm]);
+        batch.add_aux_hidden(0, &[AuxHiddenPoint::FinalNorm]);
         batch.hidden_rows.push(1);
         batch.state_inits.push(StateInit {
             slot: StateSlot(5),

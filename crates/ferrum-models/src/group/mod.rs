@@ -37,16 +37,17 @@ const LEADER: usize = 0;
 pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
     spec: DecoderSpec,
     // Dropped in this order: communicators of devices are left by all ranks together, so rank 0 leaves before it waits for the
-    // others, and its end of the group goes last.
+    // others, and its handle of the group goes last.
     /// Rank 0, which runs on the caller's thread.
     first: ModelRunner<B, K>,
     /// The other ranks, where they are threads that this group has started.
     threads: Threads,
-    end: GroupHandle,
+    /// Rank 0's handle of the group, by which messages go to the others.
+    transport: GroupHandle,
     /// The next message.
     words: Vec<u32>,
     /// Whether a message was sent whose part of the work rank 0 has not done.
-    inside: bool,
+    step_pending: bool,
 }
 
 /// Threads that are waited for.
@@ -107,14 +108,14 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
             )?);
         }
         let mut ranks = runners.into_iter().zip(LocalGroup::ranks(devices.len()));
-        let Some((first, end)) = ranks.next() else {
+        let Some((first, transport)) = ranks.next() else {
             return Err(Error::invalid(OP, "no device, expected one for each rank"));
         };
-        let mut group = Self::lead(model.spec.clone(), first, end)?;
-        for (runner, end) in ranks {
-            let name = format!("rank {}", end.rank());
+        let mut group = Self::lead(model.spec.clone(), first, transport)?;
+        for (runner, transport) in ranks {
+            let name = format!("rank {}", transport.rank());
             // The leader hears of an error from the collective that it is in.
-            let work = move || _ = follow(runner, &end);
+            let work = move || _ = follow(runner, &transport);
             let thread = std::thread::Builder::new().name(name).spawn(work);
             let thread =
                 thread.map_err(|e| Error::invalid(OP, format!("cannot start a thread: {e}")))?;
@@ -124,23 +125,30 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     }
 
     /// Leads ranks that [`follow`] on other threads or in other processes: `first` is the runner of rank 0 of the
-    /// model `spec`, and `end` its end of their group.
+    /// model `spec`, and `transport` its handle of their group.
     ///
     /// # Errors
-    /// Those of [`join`](ferrum_kernels::BackendCollective::join); `InvalidArgument` for another rank's end.
-    pub fn lead(spec: DecoderSpec, mut first: ModelRunner<B, K>, end: GroupHandle) -> Result<Self> {
-        if end.rank() != LEADER {
-            let reason = format!("rank {} cannot lead, expected rank {LEADER}", end.rank());
+    /// Those of [`join`](ferrum_kernels::BackendCollective::join); `InvalidArgument` for another rank's handle.
+    pub fn lead(
+        spec: DecoderSpec,
+        mut first: ModelRunner<B, K>,
+        transport: GroupHandle,
+    ) -> Result<Self> {
+        if transport.rank() != LEADER {
+            let reason = format!(
+                "rank {} cannot lead, expected rank {LEADER}",
+                transport.rank()
+            );
             return Err(Error::invalid(OP, reason));
         }
-        B::join(first.context_mut(), Arc::clone(&end))?;
+        B::join(first.context_mut(), Arc::clone(&transport))?;
         Ok(Self {
             spec,
             first,
             threads: Threads::default(),
-            end,
+            transport,
             words: Vec::new(),
-            inside: false,
+            step_pending: false,
         })
     }
 
@@ -151,7 +159,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
-        self.end.size()
+        self.transport.size()
     }
 
     /// The sizes that each rank was made for.
@@ -242,9 +250,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
         message::write_adapter(id, &path, &mut self.words)?;
         self.broadcast()?;
         let own = self.first.add_adapter(id, adapter.own);
-        let agreed = agree_on_adapter(&self.end, &mut self.first, id, own);
+        let agreed = agree_on_adapter(&self.transport, &mut self.first, id, own);
         // A rank that refuses an adapter goes on, and so do the others without it.
-        self.inside = false;
+        self.step_pending = false;
         agreed
     }
 
@@ -261,22 +269,22 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     pub fn unload_adapter(&mut self, id: AdapterId) -> bool {
         message::write_removal(id, &mut self.words);
         let sent = self.broadcast();
-        self.inside = false;
+        self.step_pending = false;
         // A group that has ended keeps nothing that could be used.
         self.first.unload_adapter(id) && sent.is_ok()
     }
 
     /// Sends the written message to all other ranks.
     fn broadcast(&mut self) -> Result<()> {
-        send(&self.end, &self.words)?;
-        self.inside = true;
+        send(&self.transport, &self.words)?;
+        self.step_pending = true;
         Ok(())
     }
 
     /// Ends the group when rank 0's part of a message's work is an error.
     fn done<T>(&mut self, result: Result<T>) -> Result<T> {
-        self.inside = false;
-        or_abort(&self.end, result)
+        self.step_pending = false;
+        or_abort(&self.transport, result)
     }
 }
 
@@ -284,9 +292,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, K> {
     fn drop(&mut self) {
         // A rank 0 that panicked in a step has left the others in it.
-        if self.inside {
-            self.end.abort("rank 0 did not finish a step");
-        } else if self.end.failure().is_none() {
+        if self.step_pending {
+            self.transport.abort("rank 0 did not finish a step");
+        } else if self.transport.failure().is_none() {
             message::write_stop(&mut self.words);
             // Without the others there is no rank to stop.
             let _ = self.broadcast();
@@ -320,28 +328,28 @@ where
 /// What a step says, which ends the group; that the group has ended.
 pub fn follow<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     mut runner: ModelRunner<B, K>,
-    end: &GroupHandle,
+    transport: &GroupHandle,
 ) -> Result<()> {
-    let joined = B::join(runner.context_mut(), Arc::clone(end));
-    let followed = joined.and_then(|()| follow_steps(&mut runner, end));
-    or_abort(end, followed)
+    let joined = B::join(runner.context_mut(), Arc::clone(transport));
+    let followed = joined.and_then(|()| follow_steps(&mut runner, transport));
+    or_abort(transport, followed)
 }
 
 fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     runner: &mut ModelRunner<B, K>,
-    end: &GroupHandle,
+    transport: &GroupHandle,
 ) -> Result<()> {
     let (mut words, mut batch) = (Vec::new(), StepBatch::default());
     let (mut wanted, mut output) = (Vec::new(), StepOutput::default());
     loop {
-        receive(end, &mut words)?;
+        receive(transport, &mut words)?;
         match message::read(&words, &mut batch, &mut wanted)? {
             Message::Step => runner.run(&batch, &wanted, &mut output)?,
             Message::AddAdapter(id, path) => {
                 let folder = LoraFolder::open(&path).map_err(Error::from);
                 let loaded = folder.and_then(|folder| runner.load_adapter(id, &folder));
                 // An adapter that is refused here is refused by all, and the group goes on.
-                match agree_on_adapter(end, runner, id, loaded) {
+                match agree_on_adapter(transport, runner, id, loaded) {
                     Err(Error::Model(_)) | Ok(()) => {}
                     Err(error) => return Err(error),
                 }
@@ -354,7 +362,7 @@ fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 
 /// Tells all ranks how loading an adapter went on this one. Where it failed anywhere, none keeps it.
 fn agree_on_adapter<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    end: &GroupHandle,
+    transport: &GroupHandle,
     runner: &mut ModelRunner<B, K>,
     id: AdapterId,
     own: Result<()>,
@@ -368,12 +376,12 @@ fn agree_on_adapter<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         len: 0,
         detail: id.0 as usize,
     };
-    end.post(call, text.len(), &mut |bytes| {
+    transport.post(call, text.len(), &mut |bytes| {
         bytes.copy_from_slice(text.as_bytes());
         Ok(())
     })?;
     let mut failed = None;
-    end.gather(&mut |ranks| {
+    transport.gather(&mut |ranks| {
         let mut texts = ranks.iter().map(|text| String::from_utf8_lossy(text));
         failed = texts.position(|text| !text.is_empty()).map(|rank| {
             let text = String::from_utf8_lossy(ranks[rank]);
@@ -396,17 +404,17 @@ const MESSAGE: GroupCall = GroupCall {
     detail: LEADER,
 };
 
-fn send(end: &GroupHandle, words: &[u32]) -> Result<()> {
-    end.post(MESSAGE, size_of_val(words), &mut |bytes| {
+fn send(transport: &GroupHandle, words: &[u32]) -> Result<()> {
+    transport.post(MESSAGE, size_of_val(words), &mut |bytes| {
         bytes.copy_from_slice(bytemuck::cast_slice(words));
         Ok(())
     })?;
-    end.gather(&mut |_| Ok(()))
+    transport.gather(&mut |_| Ok(()))
 }
 
-fn receive(end: &GroupHandle, words: &mut Vec<u32>) -> Result<()> {
-    end.post(MESSAGE, 0, &mut |_| Ok(()))?;
-    end.gather(&mut |ranks| {
+fn receive(transport: &GroupHandle, words: &mut Vec<u32>) -> Result<()> {
+    transport.post(MESSAGE, 0, &mut |_| Ok(()))?;
+    transport.gather(&mut |ranks| {
         let sent = bytemuck::try_cast_slice(ranks[LEADER]);
         let sent = sent.map_err(|_| Error::invalid(OP, "a message is not of whole words"))?;
         words.clear();
@@ -416,9 +424,9 @@ fn receive(end: &GroupHandle, words: &mut Vec<u32>) -> Result<()> {
 }
 
 /// Ends the group when a rank's part of the work is an error.
-fn or_abort<T>(end: &GroupHandle, result: Result<T>) -> Result<T> {
+fn or_abort<T>(transport: &GroupHandle, result: Result<T>) -> Result<T> {
     if let Err(error) = &result {
-        end.abort(&error.to_string());
+        transport.abort(&error.to_string());
     }
     result
 }
@@ -429,7 +437,7 @@ mod tests {
     use super::*;
     use crate::batch::{LogitRows, SeqStep};
     use crate::model::read_model;
-    use crate::weights::Expanded;
+    use crate::weights::Dequantized;
     use ferrum_formats::ModelSource;
     use ferrum_kernels::KvF32;
     use ferrum_kernels::reference::ReferenceBackend;
@@ -447,7 +455,7 @@ mod tests {
     fn runner(model: &Model, rank: usize, ranks: usize) -> Runner {
         let (device, config) = (ReferenceBackend::new(), RunnerConfig::single(32));
         let part = (model, rank, ranks);
-        rank_runner::<_, KvF32, Expanded>(&device, part, config, &mut |_, _| ()).unwrap()
+        rank_runner::<_, KvF32, Dequantized>(&device, part, config, &mut |_, _| ()).unwrap()
     }
 
     /// Rank 0 of a group, whose other ranks do what `work` says.
@@ -456,9 +464,9 @@ mod tests {
         let mut ends = LocalGroup::ranks(ranks).into_iter();
         let first = runner(&model, 0, ranks);
         let mut group = Group::lead(model.spec.clone(), first, ends.next().unwrap()).unwrap();
-        for end in ends {
-            let runner = runner(&model, end.rank(), ranks);
-            let thread = std::thread::spawn(move || work(runner, &end));
+        for transport in ends {
+            let runner = runner(&model, transport.rank(), ranks);
+            let thread = std::thread::spawn(move || work(runner, &transport));
             group.threads.0.push(thread);
         }
         group
@@ -486,12 +494,12 @@ mod tests {
     /// The other ranks are in a collective when one fails.
     #[test]
     fn a_rank_that_fails_ends_the_group() {
-        let mut group = led(3, |runner, end| match end.rank() {
+        let mut group = led(3, |runner, transport| match transport.rank() {
             2 => {
-                receive(end, &mut Vec::new()).unwrap();
-                end.abort("no more paper");
+                receive(transport, &mut Vec::new()).unwrap();
+                transport.abort("no more paper");
             }
-            _ => assert!(follow(runner, end).is_err()),
+            _ => assert!(follow(runner, transport).is_err()),
         });
         for _ in 0..2 {
             let text = step(&mut group).unwrap_err().to_string();
@@ -511,14 +519,14 @@ mod tests {
     /// Ranks that are told to stop end without an error, and may follow another leader of the same group.
     #[test]
     fn ranks_stop_when_the_leader_goes() {
-        let mut group = led(2, |runner, end| {
-            follow(runner, end).unwrap();
-            assert_eq!(end.failure(), None);
+        let mut group = led(2, |runner, transport| {
+            follow(runner, transport).unwrap();
+            assert_eq!(transport.failure(), None);
         });
         step(&mut group).unwrap();
         let threads = std::mem::take(&mut group.threads.0);
-        // Rank 0's end outlives its runner, as it does where another model is loaded.
-        let _end = Arc::clone(&group.end);
+        // Rank 0's handle outlives its runner, as it does where another model is loaded.
+        let _end = Arc::clone(&group.transport);
         drop(group);
         for thread in threads {
             thread.join().unwrap();
@@ -527,8 +535,8 @@ mod tests {
 
     #[test]
     fn words_that_are_no_message_end_the_group() {
-        let mut group = led(2, |runner, end| {
-            let text = follow(runner, end).unwrap_err().to_string();
+        let mut group = led(2, |runner, transport| {
+            let text = follow(runner, transport).unwrap_err().to_string();
             assert!(text.contains("found a message of kind 77"), "{text}");
         });
         group.words = vec![77];
@@ -540,13 +548,13 @@ mod tests {
     #[test]
     fn a_group_needs_a_device_and_its_first_rank() {
         let (model, config) = (model(), RunnerConfig::single(32));
-        let none = Group::load::<Expanded>(&[], &model, config, &mut |_, _| ());
+        let none = Group::load::<Dequantized>(&[], &model, config, &mut |_, _| ());
         assert!(matches!(
             none.map(|_| ()),
             Err(Error::InvalidArgument { .. })
         ));
-        let end = LocalGroup::ranks(2).pop().unwrap();
-        let other = Group::lead(model.spec.clone(), runner(&model, 1, 2), end);
+        let transport = LocalGroup::ranks(2).pop().unwrap();
+        let other = Group::lead(model.spec.clone(), runner(&model, 1, 2), transport);
         let text = other.map(|_| ()).unwrap_err().to_string();
         assert!(text.contains("rank 1 cannot lead"), "{text}");
     }

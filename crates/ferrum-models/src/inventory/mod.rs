@@ -30,11 +30,11 @@ pub enum TensorRole {
     TokenEmbedding,
     /// What each rotary frequency is divided by. Follows from the config where that states the scaling,
     /// so it is no parameter.
-    RopeDivisors,
+    RopeFactors,
     /// The same of a scaling that changes beyond a length, for sequences beyond it.
-    RopeLongDivisors,
+    RopeLongFactors,
     /// And for those up to it.
-    RopeShortDivisors,
+    RopeShortFactors,
     /// Table of learned positions.
     PositionEmbedding,
     /// Table of embeddings that layers have of their own.
@@ -171,9 +171,9 @@ impl TensorRole {
     /// Every role.
     pub const ALL: [TensorRole; 69] = [
         Self::TokenEmbedding,
-        Self::RopeDivisors,
-        Self::RopeLongDivisors,
-        Self::RopeShortDivisors,
+        Self::RopeFactors,
+        Self::RopeLongFactors,
+        Self::RopeShortFactors,
         Self::PositionEmbedding,
         Self::PerLayerEmbedding,
         Self::PerLayerProjection,
@@ -246,9 +246,9 @@ impl TensorRole {
         !matches!(
             self,
             Self::TokenEmbedding
-                | Self::RopeDivisors
-                | Self::RopeLongDivisors
-                | Self::RopeShortDivisors
+                | Self::RopeFactors
+                | Self::RopeLongFactors
+                | Self::RopeShortFactors
                 | Self::PositionEmbedding
                 | Self::PerLayerEmbedding
                 | Self::PerLayerProjection
@@ -326,7 +326,7 @@ impl TensorRole {
     pub fn is_rope(self) -> bool {
         matches!(
             self,
-            Self::RopeDivisors | Self::RopeLongDivisors | Self::RopeShortDivisors
+            Self::RopeFactors | Self::RopeLongFactors | Self::RopeShortFactors
         )
     }
 
@@ -346,9 +346,9 @@ impl fmt::Display for TensorRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TokenEmbedding => "token embedding",
-            Self::RopeDivisors => "rope divisors",
-            Self::RopeLongDivisors => "rope divisors of long sequences",
-            Self::RopeShortDivisors => "rope divisors of short sequences",
+            Self::RopeFactors => "rope factors",
+            Self::RopeLongFactors => "rope factors of long sequences",
+            Self::RopeShortFactors => "rope factors of short sequences",
             Self::PositionEmbedding => "position embedding",
             Self::PerLayerEmbedding => "embeddings for each layer",
             Self::PerLayerProjection => "projection to embeddings for each layer",
@@ -708,12 +708,12 @@ impl DecoderSpec {
         let table = (self.vocab_size, self.hidden_size);
         all.matrix(TensorRole::TokenEmbedding, table);
         for rope in &self.ropes {
-            let (divisors, half) = (TensorRole::RopeDivisors, rope.rot_dim / 2);
+            let (factors, half) = (TensorRole::RopeFactors, rope.rot_dim / 2);
             match rope.scaling {
-                RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) => all.vector(divisors, half),
+                RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => all.vector(factors, half),
                 RopeScaling::LongRope { .. } => {
-                    all.vector(TensorRole::RopeLongDivisors, half);
-                    all.vector(TensorRole::RopeShortDivisors, half);
+                    all.vector(TensorRole::RopeLongFactors, half);
+                    all.vector(TensorRole::RopeShortFactors, half);
                 }
                 _ => {}
             }

@@ -13,8 +13,8 @@ use std::ops::Range;
 pub struct WeightNames {
     /// Token embedding.
     pub embedding: &'static str,
-    /// Divisors of rotary frequencies, in files that hold them.
-    pub rope_divisors: Option<&'static str>,
+    /// Factors that divide rotary frequencies, in files that hold them.
+    pub rope_factors: Option<&'static str>,
     /// Those for sequences beyond the length where they change, and up to it.
     pub rope_long_short: Option<(&'static str, &'static str)>,
     /// Learned positions.
@@ -343,9 +343,9 @@ impl WeightNames {
     pub fn stem(&self, role: TensorRole) -> Option<&'static str> {
         Some(match role {
             TensorRole::TokenEmbedding => self.embedding,
-            TensorRole::RopeDivisors => return self.rope_divisors,
-            TensorRole::RopeLongDivisors => return self.rope_long_short.map(|(long, _)| long),
-            TensorRole::RopeShortDivisors => return self.rope_long_short.map(|(_, short)| short),
+            TensorRole::RopeFactors => return self.rope_factors,
+            TensorRole::RopeLongFactors => return self.rope_long_short.map(|(long, _)| long),
+            TensorRole::RopeShortFactors => return self.rope_long_short.map(|(_, short)| short),
             TensorRole::PositionEmbedding => return self.positions,
             TensorRole::PerLayerEmbedding => self.per_layer.table,
             TensorRole::PerLayerProjection => self.per_layer.projection,

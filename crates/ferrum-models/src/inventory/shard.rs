@@ -89,9 +89,9 @@ impl TensorId {
                 TensorPart::Bias,
             ) => ShardAxis::Replicated,
             (
-                TensorRole::RopeDivisors
-                | TensorRole::RopeLongDivisors
-                | TensorRole::RopeShortDivisors
+                TensorRole::RopeFactors
+                | TensorRole::RopeLongFactors
+                | TensorRole::RopeShortFactors
                 | TensorRole::AttentionNorm
                 | TensorRole::PostAttentionNorm
                 | TensorRole::FeedForwardNorm
@@ -168,9 +168,9 @@ impl TensorId {
             TensorRole::SharedGate | TensorRole::SharedUp | TensorRole::SharedDown => {
                 ShardUnit::SharedIntermediate
             }
-            TensorRole::RopeDivisors
-            | TensorRole::RopeLongDivisors
-            | TensorRole::RopeShortDivisors
+            TensorRole::RopeFactors
+            | TensorRole::RopeLongFactors
+            | TensorRole::RopeShortFactors
             | TensorRole::PositionEmbedding
             | TensorRole::AttentionNorm
             | TensorRole::QueryDown
@@ -223,7 +223,7 @@ pub struct TensorSlice {
     pub range: Range<usize>,
 }
 
-/// Where the formats of a model's weights are cut without being expanded: sizes of which borders are multiples, best
+/// Where the formats of a model's weights are cut without being dequantised: sizes of which borders are multiples, best
 /// first. The first that gives every rank something counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardBoundaries {

@@ -5,7 +5,7 @@ use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
 use ferrum_kernels::{
-    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, ColumnsShape,
+    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, CopyColumnsShape,
     HeadLayout, HeadsShape, KvDtypeKind, KvLayer, NormShape, PagedQkv, ParallelNorm, QkNorm,
     QkvShape, QkvTransform, Rope, RowShape,
 };
@@ -263,7 +263,7 @@ fn append_parted<B: BackendKvDtype<K>, K: KvDtypeKind>(
         let (q_dim, k_dim) = (shape.q_dim(), shape.k_dim());
         // [tokens, q | k] → [tokens, q], [tokens, k]
         for (part, first, len) in [(&mut *q, 0, q_dim), (&mut *keys, q_dim, k_dim)] {
-            let columns = ColumnsShape {
+            let columns = CopyColumnsShape {
                 rows: shape.tokens,
                 len,
                 src_first: first,

@@ -8,7 +8,7 @@
 use super::{Norm, Scratch, StepState};
 use crate::batch::FeatureSource;
 use crate::linear::Linear;
-use ferrum_kernels::{Act, Backend, ColumnsShape, HostBuffer, Residual};
+use ferrum_kernels::{Act, Backend, CopyColumnsShape, HostBuffer, Residual};
 use ferrum_types::{FloatElement, Result};
 
 /// Weights before the first layer of a draft head.
@@ -152,8 +152,8 @@ pub(crate) fn draft_input<B: Backend>(
 }
 
 /// Rows that are the part number `index` of rows of two.
-fn part(rows: usize, len: usize, index: usize) -> ColumnsShape {
-    ColumnsShape {
+fn part(rows: usize, len: usize, index: usize) -> CopyColumnsShape {
+    CopyColumnsShape {
         rows,
         len,
         src_first: 0,

@@ -5,8 +5,8 @@ use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use ferrum_kernels::{
-    Act, Activation, Backend, CausalConvShape, ColumnsShape, LinearAttention, LinearAttentionRule,
-    LlmBackend, NormShape,
+    Act, Activation, Backend, CausalConvShape, CopyColumnsShape, LinearAttention,
+    LinearAttentionRule, LlmBackend, NormShape,
 };
 use ferrum_types::Result;
 
@@ -141,12 +141,12 @@ fn split<B: Backend>(
     rows: usize,
 ) -> Result<()> {
     let shape = spec.shape(0);
-    let (row_dim, values) = (shape.row_dim(), shape.values());
+    let (row_dim, values) = (shape.row_dim(), shape.value_width());
     let [of_row, of_output] = match spec.rule {
         LinearAttentionRule::GatedDelta => [0, row_dim],
         LinearAttentionRule::StateSpace => [values, 0],
     };
-    let columns = |src_first, len| ColumnsShape {
+    let columns = |src_first, len| CopyColumnsShape {
         rows,
         len,
         src_first,
@@ -181,7 +181,7 @@ fn norm<B: Backend>(
     }
     let [taken, normed] = rest;
     for (group, weight) in weights.norms.iter().enumerate() {
-        let columns = |src_first, src_width, dst_first, dst_width| ColumnsShape {
+        let columns = |src_first, src_width, dst_first, dst_width| CopyColumnsShape {
             rows: tokens,
             len: dim,
             src_first,

@@ -1,12 +1,12 @@
 //! Multi-head latent attention.
 
 use super::{Scratch, StepState};
-use crate::experts::HeadMaps;
+use crate::experts::PerHeadLinear;
 use crate::inventory::Projection;
 use crate::linear::Linear;
 use crate::spec::{AttentionSpec, DecoderSpec, MlaSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendKvDtype, ColumnsShape, HeadLayout, HeadsShape, KvDtypeKind, KvLayer,
+    Act, Backend, BackendKvDtype, CopyColumnsShape, HeadLayout, HeadsShape, KvDtypeKind, KvLayer,
     MoeRouting, NormShape,
 };
 use ferrum_types::{Error, Result};
@@ -25,9 +25,9 @@ pub(crate) struct MlaWeights<B: Backend> {
     /// The norm of the row.
     pub(crate) latent_norm: B::Buffer<f32>,
     /// From the queries of each head to what compressed rows are multiplied with.
-    pub(crate) keys: Box<dyn HeadMaps<B>>,
+    pub(crate) keys: Box<dyn PerHeadLinear<B>>,
     /// From sums of compressed rows to the values of each head.
-    pub(crate) values: Box<dyn HeadMaps<B>>,
+    pub(crate) values: Box<dyn PerHeadLinear<B>>,
     pub(crate) out: Box<dyn Linear<B>>,
 }
 
@@ -109,8 +109,8 @@ fn columns(
     len: usize,
     (src_first, src_width): (usize, usize),
     (dst_first, dst_width): (usize, usize),
-) -> ColumnsShape {
-    ColumnsShape {
+) -> CopyColumnsShape {
+    CopyColumnsShape {
         rows,
         len,
         src_first,

@@ -8,7 +8,7 @@ use super::norm::{Norm, next_input, norm_output};
 use super::{Scratch, StepState};
 use crate::linear::{Embedding, Linear};
 use crate::spec::{DecoderSpec, PerLayerSpec};
-use ferrum_kernels::{Act, Backend, ColumnsShape, NormShape, Residual, RowShape};
+use ferrum_kernels::{Act, Backend, CopyColumnsShape, NormShape, Residual, RowShape};
 use ferrum_types::{Error, Result};
 
 /// Weights outside of layers.
@@ -151,7 +151,7 @@ pub(super) fn per_layer_forward<B: Backend>(
         ..
     } = parts;
     let rows = step.batch.shape.tokens;
-    let columns = ColumnsShape {
+    let columns = CopyColumnsShape {
         rows,
         len: spec.dim,
         src_first: index * spec.dim,

@@ -1,7 +1,7 @@
 //! The weights of the parts that mix tokens.
 
 use super::Loader;
-use crate::experts::{ExpertSource, HeadMaps};
+use crate::experts::{ExpertSource, PerHeadLinear};
 use crate::inventory::{Projection, TensorId, TensorRole};
 use crate::layer::{
     GqaWeights, HeadLayerNorm, LinearAttentionWeights, MlaWeights, ShortConvWeights,
@@ -100,14 +100,14 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             q,
             latent: Box::new(self.linear(&[at(TensorRole::LatentDown)])?),
             latent_norm: self.vector(at(TensorRole::LatentNorm))?,
-            keys: self.head_maps(at(TensorRole::KeyUp))?,
-            values: self.head_maps(at(TensorRole::ValueUp))?,
+            keys: self.per_head_linear(at(TensorRole::KeyUp))?,
+            values: self.per_head_linear(at(TensorRole::ValueUp))?,
             out: self.projection(index, Projection::AttnOut)?,
         })
     }
 
-    /// This rank's heads of a stack of maps.
-    fn head_maps(&mut self, id: TensorId) -> Result<Box<dyn HeadMaps<B>>> {
+    /// This rank's heads of a stack of linear layers.
+    fn per_head_linear(&mut self, id: TensorId) -> Result<Box<dyn PerHeadLinear<B>>> {
         let (source, tensor, shape) = self.experts(id)?;
         let held = self.cut.slice(&tensor).range;
         let part = ExpertShape {
@@ -130,7 +130,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
                 self.load_stack(&ExpertSource::Stack(stack), part)?
             }
         };
-        Ok(W::head_maps(stack, part))
+        Ok(W::per_head_linear(stack, part))
     }
 
     pub(super) fn short_conv(

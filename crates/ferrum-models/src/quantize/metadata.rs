@@ -531,7 +531,7 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     match rope.scaling {
         RopeScaling::None => Ok(()),
         // Divisors are a tensor.
-        RopeScaling::Llama3 { .. } | RopeScaling::Divisors(_) => Ok(()),
+        RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(()),
         RopeScaling::LongRope {
             attention_factor,
             original_max_position,

@@ -96,16 +96,17 @@ impl<'m> Plan<'m> {
     /// [`Error::Model`] for a source that cannot be converted, or importance that does not fit it.
     pub fn new(source: &'m ModelSource, options: QuantizeOptions<'m>) -> Result<Self> {
         let items = source::items(source)?;
-        let mut shape = source::shape_of(source, &items)?;
-        shape.importance = options.imatrix.is_some();
+        let mut properties = source::model_properties(source, &items)?;
+        properties.importance = options.imatrix.is_some();
         let mut plan = Plan {
             source,
             options,
             tensors: Vec::with_capacity(items.len()),
         };
         for item in items {
-            let choice = recipe::choose(&options.recipe, &shape, &item.name, &item.shape);
-            let planned = plan.tensor(item, choice)?;
+            let quant_type =
+                recipe::tensor_type(&options.recipe, &properties, &item.name, &item.shape);
+            let planned = plan.tensor(item, quant_type)?;
             plan.tensors.push(planned);
         }
         match options.imatrix {
@@ -121,13 +122,17 @@ impl<'m> Plan<'m> {
         }
     }
 
-    fn tensor(&self, item: Item, choice: Option<recipe::Choice>) -> Result<PlannedTensor> {
+    fn tensor(
+        &self,
+        item: Item,
+        quant_type: Option<recipe::TensorQuantType>,
+    ) -> Result<PlannedTensor> {
         let wrong = |reason: String| Err(self.error(&item.name, &reason));
         let from = match &item.from {
             From::Values(_) => Some(GgufQuantType::F32),
             From::Rows { ty, .. } => *ty,
         };
-        let (ty, fallback) = match (from, choice) {
+        let (ty, fallback) = match (from, quant_type) {
             (None, _) => {
                 let hint = "expected a float type\nhint: take the unquantised checkpoint";
                 return wrong(format!("holds no floats, {hint}"));

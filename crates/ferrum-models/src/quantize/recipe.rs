@@ -79,9 +79,9 @@ impl fmt::Display for Recipe {
     }
 }
 
-/// What a model has that rules ask for.
+/// Properties of a model that the rules of a recipe use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct ModelProperties {
     /// Layers.
     pub(super) layers: usize,
     /// Query heads for each key head.
@@ -206,18 +206,18 @@ const KEPT: &[&str] = &[
 
 /// The type of a tensor, and whether its row length forced another one than the recipe's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct TensorQuantType {
     pub(super) ty: T,
     pub(super) fallback: bool,
 }
 
 /// The type of the tensor `name` under `recipe`; `None`: it keeps its own.
-pub(super) fn choose(
+pub(super) fn tensor_type(
     recipe: &Recipe,
-    model: &Shape,
+    model: &ModelProperties,
     name: &str,
     shape: &[usize],
-) -> Option<Choice> {
+) -> Option<TensorQuantType> {
     let row = *shape.last()?;
     let kept = !name.ends_with(".weight")
         || name.contains(GGUF_NAMES.router)
@@ -226,7 +226,7 @@ pub(super) fn choose(
         return None;
     }
     if !recipe.base.is_quantized() {
-        return Some(Choice {
+        return Some(TensorQuantType {
             ty: recipe.base,
             fallback: false,
         });
@@ -256,7 +256,7 @@ pub(super) fn choose(
     if !row.is_multiple_of(ty.block_len()) {
         ty = F16;
     }
-    Some(Choice {
+    Some(TensorQuantType {
         ty,
         fallback: ty != wanted,
     })
@@ -265,7 +265,7 @@ pub(super) fn choose(
 /// Ends of names of matrices that architectures beyond the inventory join or compress.
 const JOINED: &[(&str, Role)] = &[("attn_qkv", Value), ("attn_kv_b", Value)];
 
-fn role_of(model: &Shape, name: &str) -> Role {
+fn role_of(model: &ModelProperties, name: &str) -> Role {
     let whole = GGUF_NAMES.parse(name).map(|id| id.role);
     match whole {
         Some(TensorRole::Output) => return Output,
@@ -294,7 +294,7 @@ fn layer_of(name: &str) -> usize {
     GGUF_NAMES.layer_part(name).map_or(0, |(layer, _)| layer)
 }
 
-fn holds(when: When, model: &Shape, layer: usize, stacked: bool) -> bool {
+fn holds(when: When, model: &ModelProperties, layer: usize, stacked: bool) -> bool {
     let layers = model.layers;
     match when {
         Always => true,
@@ -316,7 +316,7 @@ fn holds(when: When, model: &Shape, layer: usize, stacked: bool) -> bool {
 mod tests {
     use super::*;
 
-    const MODEL: Shape = Shape {
+    const MODEL: ModelProperties = ModelProperties {
         layers: 32,
         heads_per_kv: 4,
         experts: 0,
@@ -324,9 +324,9 @@ mod tests {
         importance: false,
     };
 
-    fn ty(recipe: &str, model: &Shape, name: &str, shape: &[usize]) -> Option<T> {
+    fn ty(recipe: &str, model: &ModelProperties, name: &str, shape: &[usize]) -> Option<T> {
         let recipe: Recipe = recipe.parse().unwrap_or_else(|e| panic!("{recipe}: {e}"));
-        choose(&recipe, model, name, shape).map(|choice| choice.ty)
+        tensor_type(&recipe, model, name, shape).map(|choice| choice.ty)
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
                 "{recipe} {name}"
             );
         }
-        let important = Shape {
+        let important = ModelProperties {
             importance: true,
             ..MODEL
         };
@@ -386,12 +386,12 @@ mod tests {
             ty("iq4_xs", &important, "blk.3.ffn_down.weight", wide),
             Some(IQ4_XS)
         );
-        let tied = Shape {
+        let tied = ModelProperties {
             has_output: false,
             ..MODEL
         };
         assert_eq!(ty("q4_k_m", &tied, "token_embd.weight", wide), Some(Q6_K));
-        let eight = Shape {
+        let eight = ModelProperties {
             experts: 8,
             ..MODEL
         };

@@ -2,7 +2,7 @@
 
 use super::hf_model::HfModel;
 use super::item::{Columns, From, Item, Part, number_type};
-use super::recipe::Shape;
+use super::recipe::ModelProperties;
 use super::recurrent;
 use crate::families::GGUF_NAMES;
 use crate::inventory::{
@@ -33,12 +33,12 @@ pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
 }
 
 /// What the rules of a recipe ask of the model.
-pub(super) fn shape_of(source: &ModelSource, items: &[Item]) -> Result<Shape> {
-    let mut shape = Shape {
+pub(super) fn model_properties(source: &ModelSource, items: &[Item]) -> Result<ModelProperties> {
+    let mut properties = ModelProperties {
         has_output: items
             .iter()
             .any(|item| GGUF_NAMES.parse(&item.name) == Some(OUTPUT)),
-        ..Shape::default()
+        ..ModelProperties::default()
     };
     match source {
         ModelSource::Gguf(gguf) => {
@@ -47,24 +47,24 @@ pub(super) fn shape_of(source: &ModelSource, items: &[Item]) -> Result<Shape> {
                 let list = gguf.u32_per_layer(&format!("{arch}.{name}"))?;
                 Ok(list.and_then(|list| list.get(0)))
             };
-            shape.layers = first("block_count")?.unwrap_or(0) as usize;
-            shape.experts = first("expert_count")?.unwrap_or(0) as usize;
+            properties.layers = first("block_count")?.unwrap_or(0) as usize;
+            properties.experts = first("expert_count")?.unwrap_or(0) as usize;
             let heads = first("attention.head_count")?.unwrap_or(1);
             let kv = first("attention.head_count_kv")?.unwrap_or(heads);
-            shape.heads_per_kv = heads.checked_div(kv).unwrap_or(1) as usize;
+            properties.heads_per_kv = heads.checked_div(kv).unwrap_or(1) as usize;
         }
         ModelSource::Hf(folder) => {
             let spec = HfModel::read(source, folder)?.spec;
-            shape.layers = spec.layers.len();
+            properties.layers = spec.layers.len();
             if let Some(AttentionSpec::Gqa(gqa)) = spec.layers.first().map(|l| &l.attention) {
-                shape.heads_per_kv = gqa.heads.checked_div(gqa.kv_heads).unwrap_or(1);
+                properties.heads_per_kv = gqa.heads.checked_div(gqa.kv_heads).unwrap_or(1);
             }
             if let Some(FeedForwardSpec::Moe(moe)) = spec.layers.first().map(|l| &l.feed_forward) {
-                shape.experts = moe.experts;
+                properties.experts = moe.experts;
             }
         }
     }
-    Ok(shape)
+    Ok(properties)
 }
 
 fn gguf_items(gguf: &Gguf) -> Vec<Item> {
@@ -77,9 +77,9 @@ fn gguf_items(gguf: &Gguf) -> Vec<Item> {
 fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     let spec = &model.spec;
     let mut items = Vec::new();
-    for (role, divisors) in spec.ropes.iter().flat_map(rope_divisors) {
+    for (role, factors) in spec.ropes.iter().flat_map(rope_factors) {
         if let Some(name) = model.gguf_names.name(TensorId::global(role)) {
-            items.push(Item::of_values(name, divisors));
+            items.push(Item::of_values(name, factors));
         }
     }
     let (stacks, biases) = (expert_items(model)?, bias_items(model)?);
@@ -419,7 +419,7 @@ fn rotated_heads(spec: &DecoderSpec, id: TensorId) -> usize {
 }
 
 /// What each frequency is divided by, where that is a tensor in GGUF files, or two.
-fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
+fn rope_factors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
     match &rope.scaling {
         RopeScaling::Llama3 { .. } => {
             let plain = RopeSpec {
@@ -428,12 +428,12 @@ fn rope_divisors(rope: &RopeSpec) -> Vec<(TensorRole, Vec<f32>)> {
             };
             let (plain, scaled) = (frequencies(&plain, 0), frequencies(rope, 0));
             let divisors = plain.iter().zip(&scaled).map(|(p, s)| p / s).collect();
-            vec![(TensorRole::RopeDivisors, divisors)]
+            vec![(TensorRole::RopeFactors, divisors)]
         }
-        RopeScaling::Divisors(all) => vec![(TensorRole::RopeDivisors, all.clone())],
+        RopeScaling::Factors(all) => vec![(TensorRole::RopeFactors, all.clone())],
         RopeScaling::LongRope { short, long, .. } => vec![
-            (TensorRole::RopeLongDivisors, long.clone()),
-            (TensorRole::RopeShortDivisors, short.clone()),
+            (TensorRole::RopeLongFactors, long.clone()),
+            (TensorRole::RopeShortFactors, short.clone()),
         ],
         _ => Vec::new(),
     }

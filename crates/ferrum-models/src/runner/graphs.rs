@@ -53,7 +53,7 @@ impl StepLayout {
         let shape = exact.shape;
         // What adapters add depends on which rows want them, which no key says.
         let plain = batch.hidden_rows.is_empty()
-            && batch.taps.is_empty()
+            && batch.aux_hidden.is_empty()
             && batch.images.is_empty()
             && batch.adapters.iter().all(Option::is_none);
         let decodes = batch.logit_rows.len() == shape.tokens && shape.tokens > 0;

@@ -3,7 +3,7 @@
 use super::ModelRunner;
 use super::read::{WantedRows, is_logits, is_token};
 use super::weights::HeadWeights;
-use crate::batch::{StepBatch, TapPoint};
+use crate::batch::{AuxHiddenPoint, StepBatch};
 use crate::layer::{Scratch, StepState};
 use crate::readback::Readback;
 use crate::spec::DecoderSpec;
@@ -32,7 +32,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
 
     /// Uploads all that was packed.
     pub(super) fn send(&mut self) -> Result<()> {
-        let sampling = &mut self.choices.sampling;
+        let sampling = &mut self.sampler.sampling;
         let head = [&mut self.wanted_rows, &mut sampling.words];
         self.stage.send(head)
     }
@@ -50,34 +50,34 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             head,
             wanted_rows,
             logits,
-            choices,
+            sampler,
             ..
         } = self;
         let chosen = rows.chosen();
         let captured = stage.layout.captured;
         // What is chosen of some rows of a captured step alone would be a graph for each number of them.
         let inside = chosen > 0 && !(captured && rows.logits > 0);
-        stage.compute(batch, inside, &mut |ctx, step, scratch, taps| {
+        stage.compute(batch, inside, &mut |ctx, step, scratch, aux_hidden| {
             let wanted = logit_rows + hidden_rows;
-            if wanted > 0 || taps.wants(TapPoint::FinalNorm) {
+            if wanted > 0 || aux_hidden.wants(AuxHiddenPoint::FinalNorm) {
                 gather(ctx, head, step, scratch, (wanted_rows, wanted))?;
-                taps.take_normed(ctx, (&scratch.normed, &mut scratch.profiler))?;
-            } else if taps.wants(TapPoint::Layer(last as u32)) {
+                aux_hidden.take_normed(ctx, (&scratch.normed, &mut scratch.profiler))?;
+            } else if aux_hidden.wants(AuxHiddenPoint::Layer(last as u32)) {
                 scratch.add_pending(ctx, step)?;
             }
-            taps.take_stream(ctx, last, (&scratch.residual, &mut scratch.profiler))?;
+            aux_hidden.take_stream(ctx, last, (&scratch.residual, &mut scratch.profiler))?;
             if logit_rows > 0 {
                 project(ctx, head, (step.spec, scratch), logits, logit_rows)?;
             }
             match inside {
-                true => choices.choose(ctx, &mut scratch.profiler, (logits, of_tokens), samples),
+                true => sampler.choose(ctx, &mut scratch.profiler, (logits, of_tokens), samples),
                 false => Ok(()),
             }
         })?;
         match chosen > 0 && !inside {
             true => {
                 let profiler = &mut stage.scratch.profiler;
-                choices.choose(&mut stage.ctx, profiler, (logits, of_tokens), samples)
+                sampler.choose(&mut stage.ctx, profiler, (logits, of_tokens), samples)
             }
             false => Ok(()),
         }

@@ -4,9 +4,9 @@
 //! is collected. Else all is read at once, into memory that is there already.
 
 use super::ModelRunner;
+use super::aux_hidden::PendingAuxHidden;
 use super::floats::{begin_floats, finish_floats, read_floats};
 use super::stage::{StageRunner, Staging};
-use super::taps::PendingTap;
 use crate::batch::StepBatch;
 use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
@@ -59,23 +59,23 @@ impl WantedRows {
     }
 }
 
-/// How tokens are chosen, and which were.
-pub(super) struct Choices<B: LlmBackend> {
-    /// What the step that was submitted last chose.
+/// State of device sampling: the settings of this step, and the tokens that the last two steps sampled.
+pub(super) struct SamplerState<B: LlmBackend> {
+    /// Tokens sampled by the step that was submitted last.
     sampled: Sampled<B>,
-    /// What the step before it chose, where this one looks at that.
+    /// Tokens of the previous step, read by rows with a pending token.
     previous: B::Buffer<i32>,
-    /// How this step chooses, for each of its rows that want a token, and then for those that fill it up.
+    /// Sampling settings of this step: of each row that wants a token, then of the rows that pad the step.
     pub(super) sampling: DeviceSampling<B>,
-    /// Of each of its logit rows, the place among those.
+    /// Of each logit row of this step, its index among the rows that sample.
     places: Vec<Option<u32>>,
-    /// Those of the step before.
+    /// The same of the step before it.
     places_before: Vec<Option<u32>>,
-    /// Tokens of this step that the one before it chooses, with their places there.
+    /// Tokens of this step that the previous step samples: index here, and index there.
     taken: Vec<(u32, u32)>,
 }
 
-impl<B: LlmBackend> Choices<B> {
+impl<B: LlmBackend> SamplerState<B> {
     pub(super) fn alloc(device: &B, rows: usize) -> Result<Self> {
         // Room for settings of all rows; biases and masks may want more.
         let mut settings = SampleBatch::default();
@@ -172,8 +172,8 @@ struct Reads<B: LlmBackend> {
     tops: Vec<Option<u32>>,
     logits: Option<PendingRead<B::Logit>>,
     hidden: Option<PendingRead<B::Act>>,
-    /// All taps: steps that overlap have one stage.
-    tapped: Vec<PendingTap<B>>,
+    /// Auxiliary hidden states of all places: steps that overlap have one stage.
+    aux_hidden: Vec<PendingAuxHidden<B>>,
 }
 
 impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
@@ -192,17 +192,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let samples = self.samples();
         let Self {
             stage,
-            choices,
+            sampler,
             logits,
             spec,
             ..
         } = self;
-        let Choices {
+        let SamplerState {
             sampling,
             previous,
             sampled,
             ..
-        } = choices;
+        } = sampler;
         if !samples || rows.tokens == 0 {
             stage.packed.push([]);
             return Ok(());
@@ -227,15 +227,15 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         Ok(())
     }
 
-    /// Puts tokens that the step before chose where this one looks for them.
-    pub(super) fn take_choices(&mut self) -> Result<()> {
-        let Choices {
+    /// Copies the previous step's sampled tokens into this step's inputs.
+    pub(super) fn take_sampled_tokens(&mut self) -> Result<()> {
+        let SamplerState {
             sampled,
             previous,
             sampling,
             taken,
             ..
-        } = &mut self.choices;
+        } = &mut self.sampler;
         let (ctx, batch) = (&mut self.stage.ctx, &mut self.stage.batch);
         let chosen = &sampled.tokens;
         if sampling
@@ -267,7 +267,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         if rows.tokens > 0 {
             self.read_tokens(rows.tokens, &mut output)?;
         }
-        self.stage.read_taps(batch, &mut output)?;
+        self.stage.read_aux_hidden(batch, &mut output)?;
         let StageRunner {
             ctx,
             scratch,
@@ -303,14 +303,17 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                 logprobs.resize(chosen.len() * BESIDE, 0.0);
                 of_logprobs.finish(&mut logprobs)?;
             }
-            output.tell_tokens(|place| {
+            output.set_tokens(|place| {
                 let all = place * BESIDE..(place + 1) * BESIDE;
                 let beside = ranks.get(all.clone()).zip(logprobs.get(all));
                 Ok(told(chosen[place], reads.tops[place], beside))
             })?;
         }
         let StageRunner {
-            ctx, staging, taps, ..
+            ctx,
+            staging,
+            aux_hidden,
+            ..
         } = &mut self.stage;
         let Staging {
             activations,
@@ -321,26 +324,35 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         let device = B::device(ctx);
         finish_floats(device, reads.logits, logits, output.logits_mut())?;
         finish_floats(device, reads.hidden, activations, output.hidden_mut())?;
-        taps.finish(device, reads.tapped, (activations, residual), &mut output)?;
+        aux_hidden.finish(
+            device,
+            reads.aux_hidden,
+            (activations, residual),
+            &mut output,
+        )?;
         Ok(output)
     }
 
     fn begin_reads(&mut self, batch: &StepBatch, rows: WantedRows) -> Result<Reads<B>> {
         let (vocab, dim) = (self.spec().vocab_size, self.spec().hidden_size);
         let Self {
-            stage: StageRunner {
-                ctx, scratch, taps, ..
-            },
-            choices,
+            stage:
+                StageRunner {
+                    ctx,
+                    scratch,
+                    aux_hidden,
+                    ..
+                },
+            sampler,
             logits,
             ..
         } = self;
-        let settings = choices.sampling.rows.rows()[..rows.tokens].iter();
+        let settings = sampler.sampling.rows.rows()[..rows.tokens].iter();
         let tops: Vec<_> = settings.map(|row| row.logprobs).collect();
-        let (sampled, some) = (&choices.sampled, rows.tokens > 0);
+        let (sampled, some) = (&sampler.sampled, rows.tokens > 0);
         let hidden = (&scratch.delta, rows.with_logits() * dim);
         let hidden = begin_floats::<B, _>(ctx, hidden, rows.hidden * dim)?;
-        let tapped = taps.begin_read(ctx, batch)?;
+        let aux_hidden = aux_hidden.begin_read(ctx, batch)?;
         let logits = (&*logits, rows.tokens * vocab);
         let logits = begin_floats::<B, _>(ctx, logits, rows.logits * vocab)?;
         let mut beside = None;
@@ -356,7 +368,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             tops,
             logits,
             hidden,
-            tapped,
+            aux_hidden,
         })
     }
 
@@ -364,10 +376,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
     fn read_tokens(&mut self, rows: usize, output: &mut StepOutput) -> Result<()> {
         let dim = self.spec().vocab_size;
         let samples = self.samples();
-        let (ctx, sampled) = (&mut self.stage.ctx, &self.choices.sampled);
+        let (ctx, sampled) = (&mut self.stage.ctx, &self.sampler.sampled);
         let tokens = &mut self.stage.staging.tokens[..rows];
         B::read(ctx, &sampled.tokens, 0, tokens)?;
-        output.tell_tokens(|place| {
+        output.set_tokens(|place| {
             let mut token = self.stage.staging.tokens[place];
             if !samples && token == 0 {
                 // A row of NaN gives token 0, too; the first logit tells.
@@ -380,7 +392,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
                     NoToken::NotANumber.code()
                 };
             }
-            let top = self.choices.sampling.rows.rows()[place].logprobs;
+            let top = self.sampler.sampling.rows.rows()[place].logprobs;
             let (mut ranks, mut logprobs) = ([0; BESIDE], [0.0; BESIDE]);
             if top.is_some() {
                 B::read(ctx, &sampled.ranks, place * BESIDE, &mut ranks)?;

@@ -3,14 +3,14 @@
 //! It takes tokens, or the residual stream behind the layers before it, and leaves the stream behind its own. There is no
 //! other way through the layers.
 
+use super::aux_hidden::AuxHiddenStates;
 use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
 use super::floats::{read_floats, room};
 use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
-use super::taps::Taps;
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
-use crate::batch::{StepBatch, TapPoint};
+use crate::batch::{AuxHiddenPoint, StepBatch};
 use crate::cache::CacheGroup;
 use crate::images::StepImages;
 use crate::inventory::Stage;
@@ -33,7 +33,7 @@ pub(super) type StageEnd<'a, B> = dyn FnMut(
         &mut <B as Backend>::Context,
         &StepState<'_, B>,
         &mut Scratch<B>,
-        &mut Taps<B>,
+        &mut AuxHiddenStates<B>,
     ) -> Result<()>
     + 'a;
 
@@ -54,7 +54,7 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     cache_of: Vec<CacheIndex>,
     pub(super) scratch: Scratch<B>,
     /// What steps give beside logits, once one has wanted some.
-    pub(super) taps: Taps<B>,
+    pub(super) aux_hidden: AuxHiddenStates<B>,
     /// Of a draft head.
     draft: Option<DraftBuffers<B>>,
     adapters: Adapters<B>,
@@ -142,7 +142,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             states,
             cache_of,
             scratch,
-            taps: Taps::new(spec.hidden_size, config.max_tokens),
+            aux_hidden: AuxHiddenStates::new(spec.hidden_size, config.max_tokens),
             draft: draft.transpose()?,
             adapters: Adapters::new(),
             images: None,
@@ -244,7 +244,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             states,
             cache_of,
             scratch,
-            taps,
+            aux_hidden,
             draft,
             adapters,
             images,
@@ -263,9 +263,9 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                 images: images.as_ref().filter(|_| !batch.images.is_empty()),
             };
             let caches = (&mut *kv, &mut **states, &**cache_of);
-            let ends = (&mut *taps, draft.as_mut());
+            let ends = (&mut *aux_hidden, draft.as_mut());
             forward(ctx, weights, caches, &step, scratch, ends)?;
-            end(ctx, &step, scratch, taps)
+            end(ctx, &step, scratch, aux_hidden)
         };
         match layout.captured {
             true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
@@ -390,13 +390,13 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let layers = stage.layers();
         // The end of an earlier stage is the stream that it hands over.
         let has = |point| match point {
-            TapPoint::Layer(layer) => {
+            AuxHiddenPoint::Layer(layer) => {
                 layers.contains(&(layer as usize)) && (last || layer as usize + 1 < layers.end)
             }
-            TapPoint::FinalNorm => last,
+            AuxHiddenPoint::FinalNorm => last,
         };
         let device = B::device(&self.ctx);
-        self.taps.pack(device, batch, has, packed)?;
+        self.aux_hidden.pack(device, batch, has, packed)?;
         match self.spec.depends_on_length() {
             true => self.upload_rope_rows(batch),
             false => Ok(()),
@@ -434,15 +434,19 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         }
     }
 
-    /// Waits for what was tapped of the batch that was computed.
-    pub(super) fn read_taps(&mut self, batch: &StepBatch, output: &mut StepOutput) -> Result<()> {
+    /// Waits for the auxiliary hidden states of the batch that was computed.
+    pub(super) fn read_aux_hidden(
+        &mut self,
+        batch: &StepBatch,
+        output: &mut StepOutput,
+    ) -> Result<()> {
         let Staging {
             activations,
             residual,
             ..
         } = &mut self.staging;
         let staging = (activations, residual);
-        self.taps.read(&mut self.ctx, staging, batch, output)
+        self.aux_hidden.read(&mut self.ctx, staging, batch, output)
     }
 
     /// Uploads what was packed; what was packed for other buffers goes to `others`.
@@ -451,7 +455,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         others: impl IntoIterator<Item = &'b mut B::Buffer<i32>>,
     ) -> Result<()> {
         let buffers = upload::buffers(&mut self.batch);
-        let buffers = buffers.chain(self.taps.buffers()).chain(others);
+        let buffers = buffers.chain(self.aux_hidden.buffers()).chain(others);
         self.packed.send::<B>(&mut self.ctx, buffers)?;
         self.sent = true;
         Ok(())
@@ -496,7 +500,7 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     (kv, states, cache_of): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[CacheIndex]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
-    (taps, draft): (&mut Taps<B>, Option<&mut DraftBuffers<B>>),
+    (aux_hidden, draft): (&mut AuxHiddenStates<B>, Option<&mut DraftBuffers<B>>),
 ) -> Result<()> {
     scratch.begin_step();
     embed(ctx, weights, step, scratch)?;
@@ -508,7 +512,7 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         (Some(input), Some(buffers)) => draft_input(ctx, input, step, scratch, buffers)?,
         _ => false,
     };
-    let (first, tapped) = (weights.stage.layers().start, taps.any());
+    let (first, has_aux) = (weights.stage.layers().start, aux_hidden.any());
     let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
     for (index, (layer, place)) in layers.enumerate() {
         let cache = match *place {
@@ -519,10 +523,10 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         if !std::mem::take(&mut ready) {
             layer_input(ctx, index, layer.1, step, scratch)?;
         }
-        if tapped && index > 0 {
+        if has_aux && index > 0 {
             // Now the stream is that behind the layer before.
             let stream = (&scratch.residual, &mut scratch.profiler);
-            taps.take_stream(ctx, first + index - 1, stream)?;
+            aux_hidden.take_stream(ctx, first + index - 1, stream)?;
         }
         layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
     }

@@ -60,7 +60,7 @@ pub(crate) trait AnyStage<K>: Send {
     fn config(&self) -> &RunnerConfig;
 
     /// Runs a step: `stream` is the residual stream behind the stage before this one, `[tokens, hidden]`, and then that
-    /// behind this one. The first stage looks up the tokens instead. What is tapped before its end goes to `output`.
+    /// behind this one. The first stage looks up the tokens instead. Auxiliary hidden states go to `output`.
     fn run(
         &mut self,
         batch: &StepBatch,
@@ -125,7 +125,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRun
         self.compute(batch, false, &mut |ctx, step, scratch, _| {
             scratch.add_pending(ctx, step)
         })?;
-        self.read_taps(batch, output)?;
+        self.read_aux_hidden(batch, output)?;
         self.read_stream(stream)
     }
 

@@ -110,7 +110,7 @@ impl MoeSpec {
             ));
         }
         if let Some(ExpertGroups { groups, top, .. }) = self.routing.groups {
-            let most = ExpertGroups::MOST;
+            let most = ExpertGroups::MAX;
             let fits = (1..=most).contains(&groups)
                 && (1..=groups).contains(&top)
                 && experts.is_multiple_of(groups)

@@ -35,7 +35,7 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
     let hidden = spec.encoder.hidden;
     let mut loader = NamedLoader::<B, W>::new(device, &model.source, model.dtype, progress)?;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
-        loader.maps(&[name], [rows, hidden], Bias::None)
+        loader.load_linear(&[name], [rows, hidden], Bias::None)
     };
     let encoder = (0..spec.encoder.layers).map(|i| format!("model.encoder.layers.{i}"));
     let encoder = encoder.map(|name| PreNormLayer::load(&mut loader, &spec.encoder, &NAMES, &name));
@@ -82,7 +82,7 @@ fn cross<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<CrossLayer<B>> {
     let mut map = |part: &str| -> Result<Box<dyn crate::Linear<B>>> {
         let name = format!("{prefix}.encoder_attn.{part}");
-        Ok(Box::new(loader.maps(
+        Ok(Box::new(loader.load_linear(
             &[name],
             [hidden, hidden],
             Bias::Some,

@@ -10,7 +10,7 @@ use crate::support::{
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvDtypeKind, KvF32, KvInt8, LlmBackend};
 use ferrum_models::{
-    Expanded, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankShard, RunnerConfig,
+    Dequantized, KvLayout, LayerCache, LogitRows, Model, ModelRunner, RankShard, RunnerConfig,
     SeqStep, ShardBoundaries, Stage, StateInit, StepBatch, StepOutput, WeightPolicy, load_weights,
     memory_plan, rank_memory_plan,
 };
@@ -80,13 +80,13 @@ fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B, layers: &[Attention]
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = (naive.open(dir.path()), tokens(41));
     let expected = naive.logits(&tokens);
-    let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, WHOLE);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(device, &model, WHOLE);
     let all = logits_in_chunks(&mut runner, &tokens, &[usize::MAX]);
     let difference = max_difference(&all, &expected);
     assert!(difference <= 1e-4, "{difference}");
     let chunked = logits_in_chunks(&mut runner, &tokens, &[7, 1, 3]);
     assert_eq!(bits(&chunked), bits(&all));
-    let mut grouped = runner_in::<_, KvF32, Expanded>(device, &model, GROUPED);
+    let mut grouped = runner_in::<_, KvF32, Dequantized>(device, &model, GROUPED);
     assert_eq!(grouped.cache_groups().len(), 2);
     for chunk in [1, 5, tokens.len()] {
         let found = logits_in_groups(&mut grouped, &tokens, chunk);
@@ -135,7 +135,7 @@ where
     let model = Naive::new(&layers()).open(dir.path());
     let tokens = tokens(20);
     let cpu = exact_cpu();
-    let mut from = runner_in::<_, K, Expanded>(&cpu, &model, WHOLE);
+    let mut from = runner_in::<_, K, Dequantized>(&cpu, &model, WHOLE);
     let here: Vec<_> = [3, 9, 4, 0, 7].map(BlockId).to_vec();
     let whole = next(&mut from, &tokens[..19], (0, &here));
     assert!(whole.iter().all(|x| x.is_finite()));
@@ -145,13 +145,13 @@ where
     assert_eq!(widths, [8, 12, 5]);
     let mut bytes = vec![0; 5 * layout.bytes];
     from.read_kv_blocks(0, &here, &mut bytes).unwrap();
-    let mut to = runner_in::<_, K, Expanded>(&cpu, &model, WHOLE);
+    let mut to = runner_in::<_, K, Dequantized>(&cpu, &model, WHOLE);
     let there: Vec<_> = [1, 2, 8, 11, 5].map(BlockId).to_vec();
     to.write_kv_blocks(0, &there, &bytes).unwrap();
     let expected = next(&mut from, &tokens, (19, &here));
     assert_eq!(bits(&next(&mut to, &tokens, (19, &there))), bits(&expected));
     let reference = ReferenceBackend::open(0).unwrap();
-    let mut other = runner_in::<_, K, Expanded>(&reference, &model, WHOLE);
+    let mut other = runner_in::<_, K, Dequantized>(&reference, &model, WHOLE);
     other.write_kv_blocks(0, &there, &bytes).unwrap();
     let found = next(&mut other, &tokens, (19, &there));
     let difference = max_difference(&found, &expected);
@@ -174,9 +174,9 @@ fn stages_keep_layers_that_share_together() {
     let dir = tempfile::tempdir().unwrap();
     let (model, tokens) = (naive.open(dir.path()), tokens(23));
     let cpu = exact_cpu();
-    let mut alone = runner_in::<_, KvF32, Expanded>(&cpu, &model, WHOLE);
+    let mut alone = runner_in::<_, KvF32, Dequantized>(&cpu, &model, WHOLE);
     let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
-    let mut staged = staged_in::<_, _, KvF32, Expanded, Expanded>(
+    let mut staged = staged_in::<_, _, KvF32, Dequantized, Dequantized>(
         (&cpu, &cpu),
         &model,
         &[0..4, 4..5],
@@ -207,7 +207,7 @@ fn pools_are_those_of_layers_with_their_own() {
         .collect();
     let expected = [(2, 8, 8), (2, 8, 12), (1, 0, 0), (0, 0, 0), (1, 8, 5)];
     assert_eq!(found, expected);
-    let policy = WeightPolicy::of::<ReferenceBackend, Expanded>();
+    let policy = WeightPolicy::of::<ReferenceBackend, Dequantized>();
     let plan = memory_plan::<KvF32>(&model, policy, &whole);
     let per_token = 4 * (2 * 16 + 2 * 20 + 13);
     assert_eq!(plan.kv_per_token, per_token);
@@ -275,7 +275,7 @@ fn step<B: LlmBackend + BackendKvDtype<KvF32>>(
 fn states_in_batches<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
     let dir = tempfile::tempdir().unwrap();
     let model = Naive::new(&hybrid()).open(dir.path());
-    let weights = load_weights::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<B, Dequantized>(device, &model, &mut |_, _| ()).unwrap();
     let sizes = RunnerConfig {
         kept_states: 2,
         ..config(WHOLE)
@@ -352,7 +352,7 @@ fn states_move_with_their_blocks() {
         model: &Model,
         sizes: RunnerConfig,
     ) -> ModelRunner<B, KvF32> {
-        let weights = load_weights::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+        let weights = load_weights::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
         ModelRunner::new(device, model.spec.clone(), weights, sizes).unwrap()
     }
     fn take<B: LlmBackend + BackendKvDtype<KvF32>>(
@@ -407,7 +407,7 @@ fn states_and_pools_are_planned() {
         kept_states: 5,
         ..config(WHOLE)
     };
-    let policy = WeightPolicy::of::<ReferenceBackend, Expanded>();
+    let policy = WeightPolicy::of::<ReferenceBackend, Dequantized>();
     let plan = memory_plan::<KvF32>(&model, policy, &sizes);
     // Four sequences, five kept states and one of zeros; 2, 3 and 0 inputs of 24 channels.
     assert_eq!(plan.states, 4 * 10 * (2 + 3) * 24);

@@ -9,7 +9,7 @@ use ferrum_conformance::minimal::{Minimal, Uploads};
 use ferrum_kernels::reference::{Mixed, Reference};
 use ferrum_kernels::{KvF32, LlmBackend, LogitAdjustment, RowSampling};
 use ferrum_models::{
-    CacheGroup, Expanded, GraphCounts, KvLayout, LogitRows, Model, ModelRunner, Readback,
+    CacheGroup, Dequantized, GraphCounts, KvLayout, LogitRows, Model, ModelRunner, Readback,
     RowOutput, RunnerConfig, SeqStep, StepBatch, StepOutput, load_weights,
 };
 use ferrum_types::{BlockId, StateSlot, TokenId};
@@ -30,7 +30,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
 };
 
 fn runner<B: LlmBackend>(device: &B, model: &Model, config: RunnerConfig) -> ModelRunner<B, KvF32> {
-    let weights = load_weights::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
     ModelRunner::new(device, model.spec.clone(), weights, config).unwrap()
 }
 
@@ -92,7 +92,7 @@ fn batch_of(
                     logprobs: (seq % 2 == 0).then_some(2),
                     ..RowSampling::default()
                 };
-                let change = LogitAdjustment::none(token).once_more();
+                let change = LogitAdjustment::none(token).with_occurrence();
                 let mask = [0x7fff_fff7; 512];
                 let mask = match want {
                     Want::Masked => Some(&mask[..]),
@@ -155,7 +155,7 @@ impl Pair {
         let devices = (&device, &device);
         Self {
             config: CONFIG,
-            captured: staged_in::<_, _, KvF32, Expanded, Expanded>(
+            captured: staged_in::<_, _, KvF32, Dequantized, Dequantized>(
                 devices, &model, &layers, CONFIG,
             ),
             plain: runner(&Plain::new(), &model, CONFIG),

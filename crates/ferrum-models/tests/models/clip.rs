@@ -8,7 +8,7 @@ use ferrum_kernels::Backend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_models::clip::{ImageTextModel, load_clip, read_clip};
-use ferrum_models::{Expanded, read_model};
+use ferrum_models::{Dequantized, read_model};
 use ferrum_types::Error;
 use serde_json::Value;
 
@@ -108,7 +108,7 @@ fn configs_that_cannot_be_are_refused() {
         let model = read_clip(ModelSource::open(dir.path()).unwrap());
         let model = model.and_then(|model| {
             let device = ReferenceBackend::open(0)?;
-            load_clip::<_, Expanded>(&device, &model, &mut |_, _| ())?;
+            load_clip::<_, Dequantized>(&device, &model, &mut |_, _| ())?;
             Ok(())
         });
         model

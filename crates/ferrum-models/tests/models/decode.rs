@@ -7,7 +7,7 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    DecodeBackend, Expanded, KvBlockLayout, KvBlockPart, KvLayout, ModelRunner, RunnerConfig,
+    DecodeBackend, Dequantized, KvBlockLayout, KvBlockPart, KvLayout, ModelRunner, RunnerConfig,
     RunnerDecode, load_weights,
 };
 use ferrum_types::{Error, SeqId, TokenId};
@@ -30,7 +30,7 @@ fn decoder<B: LlmBackend>(device: &B, name: &str) -> Box<dyn DecodeBackend> {
         layout: KvLayout::Paged { block_size: 5 },
         profile: false,
     };
-    let weights = load_weights::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<B, Dequantized>(device, &model, &mut |_, _| ()).unwrap();
     let runner = ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, config);
     Box::new(RunnerDecode::new(runner.unwrap()))
 }

@@ -8,8 +8,8 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    DraftHead, Expanded, FeatureSource, FeedForwardSpec, KvLayout, LogitRows, Model, ModelRunner,
-    Moe, Readback, SeqStep, StepBatch, StepOutput, TapPoint, WeightForm, is_eagle3,
+    AuxHiddenPoint, Dequantized, DraftHead, FeatureSource, FeedForwardSpec, KvLayout, LogitRows,
+    Model, ModelRunner, Moe, Readback, SeqStep, StepBatch, StepOutput, WeightForm, is_eagle3,
     load_draft_head, load_weights, read_eagle3, read_mtp,
 };
 use ferrum_types::TokenId;
@@ -123,9 +123,9 @@ fn differences<B: LlmBackend, W: WeightForm<B>>(
     // The target's states of all positions but the last.
     let read = &expected.tokens[..expected.tokens.len() - 1];
     let mut batch = step(target.pool().blocks, read, 0);
-    batch.tap_rows(0, &head.features().target);
+    batch.add_aux_hidden(0, &head.features().target);
     run(&mut target, &batch, &mut output);
-    let features = output.tapped().to_vec();
+    let features = output.aux_hidden().to_vec();
     let width = features.len() / read.len();
 
     let (mut guesses, mut own) = (Vec::new(), Vec::new());
@@ -134,11 +134,11 @@ fn differences<B: LlmBackend, W: WeightForm<B>>(
         let start = index * chunk;
         let mut batch = step(runner.pool().blocks, part, start);
         batch.features = features[start * width..][..part.len() * width].to_vec();
-        batch.tap_rows(0, &[head.features().own]);
+        batch.add_aux_hidden(0, &[head.features().own]);
         run(&mut runner, &batch, &mut output);
         guesses.extend_from_slice(output.logits());
         let dim = head.spec().hidden_size;
-        own = output.tapped()[(part.len() - 1) * dim..].to_vec();
+        own = output.aux_hidden()[(part.len() - 1) * dim..].to_vec();
     }
 
     let (vocab, mut chained) = (head.spec().vocab_size, Vec::new());
@@ -151,11 +151,11 @@ fn differences<B: LlmBackend, W: WeightForm<B>>(
         let mut batch = step(runner.pool().blocks, &[token], start);
         batch.features.clone_from(&own);
         batch.feature_source = FeatureSource::Head;
-        batch.tap_rows(0, &[head.features().own]);
+        batch.add_aux_hidden(0, &[head.features().own]);
         run(&mut runner, &batch, &mut output);
         last = output.logits().to_vec();
         chained.extend_from_slice(&last);
-        own = output.tapped().to_vec();
+        own = output.aux_hidden().to_vec();
     }
     [
         max_difference(&features, &expected.features),
@@ -184,18 +184,18 @@ fn check<B: LlmBackend, W: WeightForm<B>>(device: &B) {
 
 #[test]
 fn heads_guess_as_they_were_meant_on_the_reference() {
-    check::<_, Moe<Expanded>>(&ReferenceBackend::open(0).unwrap());
+    check::<_, Moe<Dequantized>>(&ReferenceBackend::open(0).unwrap());
 }
 
 #[test]
 fn heads_guess_as_they_were_meant_on_the_cpu() {
-    check::<_, Moe<Expanded>>(&exact_cpu());
+    check::<_, Moe<Dequantized>>(&exact_cpu());
 }
 
 #[test]
 fn heads_guess_as_they_were_meant_on_a_gpu() {
     match GpuBackend::open(0) {
-        Ok(device) => check::<_, Expanded>(&device),
+        Ok(device) => check::<_, Dequantized>(&device),
         Err(e) => println!("skipped: {e}"),
     }
 }
@@ -205,7 +205,7 @@ fn heads_guess_as_they_were_meant_on_a_gpu() {
 fn features_of_several_sequences_share_a_step() {
     let device = exact_cpu();
     for (head, model, folder) in heads() {
-        type Form = Moe<Expanded>;
+        type Form = Moe<Dequantized>;
         let expected = expected(&folder);
         let weights = load_weights::<_, Form>(&device, &model, &mut |_, _| ()).unwrap();
         let shared = weights.shared_tables();
@@ -248,13 +248,13 @@ fn heads_read_where_their_files_say() {
     let points = |layers: &[u32]| {
         layers
             .iter()
-            .map(|&l| TapPoint::Layer(l))
+            .map(|&l| AuxHiddenPoint::Layer(l))
             .collect::<Vec<_>>()
     };
     let expected = [
-        vec![TapPoint::FinalNorm],
-        vec![TapPoint::FinalNorm],
-        vec![TapPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
         points(&[0, 1, 1]),
         points(&[0, 1]),
     ];

@@ -10,7 +10,7 @@ use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
     read_encoder,
 };
-use ferrum_models::{Expanded, Pooling, WeightDtype, read_model};
+use ferrum_models::{Dequantized, Pooling, WeightDtype, read_model};
 use ferrum_types::{Error, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn runner<B: LlmBackend>(
     model: &EncoderModel,
     limits: EncoderLimits,
 ) -> EncoderRunner<B> {
-    let weights = load_encoder::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+    let weights = load_encoder::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
     EncoderRunner::new(device, model.spec.clone(), weights, limits).unwrap()
 }
 
@@ -250,7 +250,7 @@ fn configs_that_cannot_be_are_refused() {
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         let model = read_encoder(ModelSource::open(dir.path()).unwrap());
         let model = model.and_then(|model| {
-            load_encoder::<_, Expanded>(&ReferenceBackend::new(), &model, &mut |_, _| ())?;
+            load_encoder::<_, Dequantized>(&ReferenceBackend::new(), &model, &mut |_, _| ())?;
             Ok(())
         });
         model.err().map(|error| error.to_string())

@@ -5,7 +5,7 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::{Backend, GroupScore, KvF32};
 use ferrum_models::{
-    Expanded, FeedForwardSpec, KvLayout, Model, Moe, MoeSpec, Native, Stage, WeightPolicy,
+    Dequantized, FeedForwardSpec, KvLayout, Model, Moe, MoeSpec, Native, Stage, WeightPolicy,
     read_model,
 };
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
@@ -62,7 +62,7 @@ fn joined_stacks_are_the_same_model() {
     let logits = |path: &Path| {
         let model = open(path);
         let layout = KvLayout::Contiguous;
-        let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        let mut runner = runner_in::<_, KvF32, Moe<Dequantized>>(&device, &model, layout);
         logits_in_chunks(&mut runner, &tokens, &[usize::MAX])
     };
     assert!(logits(&from) == logits(dir.path()));
@@ -77,7 +77,7 @@ fn published_mxfp4_is_that_of_ggml() {
     let whole = expected(&dir.join("expected.safetensors"));
     let logits = |path: &Path| {
         let model = open(path);
-        assert_eq!(model.expanded(policy), Vec::<String>::new());
+        assert_eq!(model.dequantized_types(policy), Vec::<String>::new());
         let layout = KvLayout::Contiguous;
         let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, layout);
         logits_in_chunks(&mut runner, &whole.tokens, &[usize::MAX])

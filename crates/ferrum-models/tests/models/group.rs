@@ -11,7 +11,7 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
-    Expanded, ModelRunner, Moe, Native, Readback, RunnerConfig, StepOutput, WeightForm,
+    Dequantized, ModelRunner, Moe, Native, Readback, RunnerConfig, StepOutput, WeightForm,
     WeightPolicy, load_rank_weights, rank_memory_plan,
 };
 use ferrum_types::{AdapterId, Error, TokenId};
@@ -53,15 +53,15 @@ fn cases() -> Vec<(PathBuf, Vec<TokenId>)> {
 /// Holds groups of two and three ranks against one device.
 fn check_all<B: LlmBackend>(devices: &[B])
 where
-    Moe<Expanded>: WeightForm<B>,
+    Moe<Dequantized>: WeightForm<B>,
 {
     let mut failures = Vec::new();
     for (path, tokens) in cases() {
         let model = open(&path);
-        let mut alone = runner_in::<B, KvF32, Moe<Expanded>>(&devices[0], &model, LAYOUT);
+        let mut alone = runner_in::<B, KvF32, Moe<Dequantized>>(&devices[0], &model, LAYOUT);
         let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
         for ranks in [2, 3] {
-            let mut group = group::<B, Moe<Expanded>>(&devices[..ranks], &model);
+            let mut group = group::<B, Moe<Dequantized>>(&devices[..ranks], &model);
             let found = logits(&mut group, (&tokens, None), tokens.len());
             let difference = max_difference(&found, &whole);
             if difference.is_nan() || difference > TOLERANCE {
@@ -104,9 +104,9 @@ fn gpu_ranks_give_the_logits_of_one() {
             open(&dir),
             expected(&dir.join("expected.safetensors")).tokens,
         );
-        let mut alone = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+        let mut alone = runner_in::<_, KvF32, Dequantized>(&device, &model, LAYOUT);
         let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
-        let mut group = group::<_, Expanded>(&[device.clone(), device.clone()], &model);
+        let mut group = group::<_, Dequantized>(&[device.clone(), device.clone()], &model);
         let found = logits(&mut group, (&tokens, None), 9);
         let difference = max_difference(&found, &whole);
         assert!(difference <= TOLERANCE, "{name}: {difference}");
@@ -161,7 +161,7 @@ fn greedy_tokens_are_those_of_one() {
         let dir = fixtures().join(name);
         let expected = expected(&dir.join("expected.safetensors"));
         let model = open(&dir);
-        let mut group = group::<_, Moe<Expanded>>(&devices, &model);
+        let mut group = group::<_, Moe<Dequantized>>(&devices, &model);
         let found = greedy(&mut group, &expected.tokens[..8], 16);
         assert_eq!(found, expected.greedy[..16], "{name}");
     }
@@ -183,7 +183,7 @@ fn adapters_are_cut_with_the_model() {
         let adapter = Arc::new(LoraFolder::open(dir).unwrap());
         let model = open(&fixtures().join(base));
         for ranks in [2, 3] {
-            let mut group = group::<_, Expanded>(&cpus(ranks), &model);
+            let mut group = group::<_, Dequantized>(&cpus(ranks), &model);
             let plain = logits(&mut group, (&tokens, None), 96);
             let id = AdapterId(7);
             group.load_adapter(id, &adapter).unwrap();
@@ -239,7 +239,7 @@ fn a_rank_holds_its_share_of_the_weights() {
 #[test]
 fn a_batch_that_does_not_fit_leaves_the_group_alone() {
     let model = open(&fixtures().join("qwen2"));
-    let mut group = group::<_, Expanded>(&references(2), &model);
+    let mut group = group::<_, Dequantized>(&references(2), &model);
     let (pool, mut output) = (group.pool().blocks, StepOutput::default());
     let vocab = model.spec.vocab_size as TokenId;
     let outside = step(&[vocab], 0, 1, pool);
@@ -259,7 +259,8 @@ fn a_rank_outside_its_group_is_refused() {
     let model = open(&fixtures().join("qwen2"));
     let device = ReferenceBackend::open(0).unwrap();
     let cut = model.shard(1, 2).unwrap();
-    let weights = load_rank_weights::<_, Expanded>(&device, &model, &cut, &mut |_, _| ()).unwrap();
+    let weights =
+        load_rank_weights::<_, Dequantized>(&device, &model, &cut, &mut |_, _| ()).unwrap();
     let mut runner: ModelRunner<_, KvF32> =
         ModelRunner::new(&device, cut.rank_spec(), weights, config(LAYOUT)).unwrap();
     let batch = step(&[1], 0, 1, runner.pool().blocks);
@@ -271,21 +272,21 @@ fn a_rank_outside_its_group_is_refused() {
     );
     // Nor are they those of another model.
     let other = open(&fixtures().join("qwen3"));
-    let refused = load_rank_weights::<_, Expanded>(&device, &other, &cut, &mut |_, _| ());
+    let refused = load_rank_weights::<_, Dequantized>(&device, &other, &cut, &mut |_, _| ());
     assert!(matches!(
         refused.map(|_| ()),
         Err(Error::InvalidArgument { .. })
     ));
 }
 
-/// What is expanded because it is cut is told.
+/// What is dequantised because it is cut is told.
 #[test]
 fn slices_that_are_expanded_are_named() {
     let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
-    let expanded = |name: &str, ranks| {
+    let dequantized = |name: &str, ranks| {
         let model = open(&fixtures().join(name));
         let cut = model.shard(0, ranks).unwrap();
-        let ids = model.expanded_slices(policy, &cut);
+        let ids = model.dequantized_slices(policy, &cut);
         ids.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     // Heads of 32 elements, and widths in units of 32.
@@ -296,11 +297,11 @@ fn slices_that_are_expanded_are_named() {
         "llama-fp8-block",
         "qwen2",
     ] {
-        assert_eq!(expanded(name, 2), Vec::<String>::new(), "{name}");
-        assert_eq!(expanded(name, 1), Vec::<String>::new(), "{name}");
+        assert_eq!(dequantized(name, 2), Vec::<String>::new(), "{name}");
+        assert_eq!(dequantized(name, 1), Vec::<String>::new(), "{name}");
     }
     // In activation order, the inputs of a rank lie in parts of groups.
-    let found = expanded("llama-gptq4-order", 2);
+    let found = dequantized("llama-gptq4-order", 2);
     let is_summed = |name: &String| name.contains("down") || name.contains("attention output");
     assert!(
         !found.is_empty() && found.iter().all(is_summed),

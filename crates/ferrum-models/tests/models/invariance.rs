@@ -7,8 +7,8 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    Expanded, KvLayout, LogitRows, Model, Moe, Readback, RowOutput, SeqStep, StepBatch, StepOutput,
-    WeightForm,
+    Dequantized, KvLayout, LogitRows, Model, Moe, Readback, RowOutput, SeqStep, StepBatch,
+    StepOutput, WeightForm,
 };
 use ferrum_types::TokenId;
 
@@ -139,8 +139,8 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
 fn gpu_results_do_not_depend_on_company() {
     match GpuBackend::open(0) {
         Ok(device) => {
-            check::<_, KvF32, Expanded>(&device, "mistral-window");
-            check::<_, KvFp16, Expanded>(&device, "qwen3");
+            check::<_, KvF32, Dequantized>(&device, "mistral-window");
+            check::<_, KvFp16, Dequantized>(&device, "qwen3");
         }
         Err(e) => println!("skipped: {e}"),
     }
@@ -150,11 +150,11 @@ fn gpu_results_do_not_depend_on_company() {
 fn cpu_results_do_not_depend_on_company() {
     let device = CpuBackend::open(0).unwrap();
     for name in MODELS {
-        check::<_, KvF32, Moe<Expanded>>(&device, name);
-        check::<_, KvFp16, Moe<Expanded>>(&device, name);
+        check::<_, KvF32, Moe<Dequantized>>(&device, name);
+        check::<_, KvFp16, Moe<Dequantized>>(&device, name);
     }
     for name in ["mistral-window", "qwen3"] {
-        check::<_, KvFp8, Expanded>(&device, name);
-        check::<_, KvInt8, Expanded>(&device, name);
+        check::<_, KvFp8, Dequantized>(&device, name);
+        check::<_, KvInt8, Dequantized>(&device, name);
     }
 }

@@ -10,7 +10,7 @@ use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
-use ferrum_models::{Expanded, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch};
+use ferrum_models::{Dequantized, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch};
 use ferrum_types::{AdapterId, Error, GgufQuantType, StateSlot, TokenId};
 use safetensors::SafeTensors;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ fn runner<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
     model: &str,
 ) -> ModelRunner<B, KvF32> {
     let model = open(&fixtures().join(model));
-    runner_in::<B, KvF32, Expanded>(device, &model, LAYOUT)
+    runner_in::<B, KvF32, Dequantized>(device, &model, LAYOUT)
 }
 
 /// Logits of all positions of several sequences `(tokens, adapter)` in one batch after the other:
@@ -306,8 +306,9 @@ fn what_does_not_fit_is_said() {
     ];
     for (model, name, words) in cases {
         let model = open(&fixtures().join(model));
-        let mut runner =
-            runner_in::<CpuBackend, KvF32, ferrum_models::Moe<Expanded>>(&device, &model, LAYOUT);
+        let mut runner = runner_in::<CpuBackend, KvF32, ferrum_models::Moe<Dequantized>>(
+            &device, &model, LAYOUT,
+        );
         match runner.load_adapter(AdapterId(0), &adapter(name)) {
             Err(Error::Model(message)) => assert!(message.contains(words), "{message}"),
             other => panic!("{name}: {other:?}"),

@@ -6,7 +6,7 @@ use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::{
-    Expanded, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
+    Dequantized, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
 };
 use std::path::Path;
 
@@ -79,7 +79,7 @@ fn layers_are_close_to_themselves_in_f32() {
     }
 }
 
-/// FP8 is decoded exactly, so its products have the bits of the expanded weights.
+/// FP8 is decoded exactly, so its products have the bits of the dequantised weights.
 #[test]
 fn fp8_gives_the_bits_of_its_numbers_in_f32() {
     let device = CpuBackend::open(0).unwrap();
@@ -95,10 +95,10 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
             open(&dir),
             expected(&dir.join("expected.safetensors")).tokens,
         );
-        let mut expanded = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, LAYOUT);
+        let mut dequantized = runner_in::<_, KvF32, Moe<Dequantized>>(&device, &model, LAYOUT);
         let mut native = runner_in::<_, KvF32, Moe<Native>>(&device, &model, LAYOUT);
         for chunks in [&[usize::MAX][..], &[1], &[5]] {
-            let whole = logits_in_chunks(&mut expanded, &tokens, chunks);
+            let whole = logits_in_chunks(&mut dequantized, &tokens, chunks);
             let found = logits_in_chunks(&mut native, &tokens, chunks);
             let same = whole.iter().zip(&found);
             let same = same.fold(true, |same, (a, b)| same && a.to_bits() == b.to_bits());
@@ -124,9 +124,9 @@ fn what_is_expanded_is_named() {
     for (name, expected) in cases {
         let model = open(&fixtures().join(name));
         let native = WeightPolicy::of::<CpuBackend, Moe<Native>>();
-        let expanded = model.expanded(native);
-        assert_eq!(expanded, expected, "{name}");
-        let all = model.expanded(WeightPolicy::floats());
+        let dequantized = model.dequantized_types(native);
+        assert_eq!(dequantized, expected, "{name}");
+        let all = model.dequantized_types(WeightPolicy::floats());
         assert_eq!(all.len(), 1, "{name}: {all:?}");
     }
 }
@@ -144,13 +144,13 @@ fn the_plan_counts_weights_in_the_form_of_the_device() {
     for name in quantised.chain(blocks) {
         let model = open(&fixtures().join(&name));
         let native = planned::<CpuBackend, Moe<Native>>(&model);
-        let expanded = planned::<CpuBackend, Moe<Expanded>>(&model);
-        // Of quantised weights, the CPU keeps those that are not said to be expanded.
-        let kept = model.expanded(WeightPolicy::of::<CpuBackend, Moe<Native>>());
-        assert_eq!(native < expanded, kept.is_empty(), "{name}: {kept:?}");
+        let dequantized = planned::<CpuBackend, Moe<Dequantized>>(&model);
+        // Of quantised weights, the CPU keeps those that are not said to be dequantised.
+        let kept = model.dequantized_types(WeightPolicy::of::<CpuBackend, Moe<Native>>());
+        assert_eq!(native < dequantized, kept.is_empty(), "{name}: {kept:?}");
         // The reference backend has no quantised products, whatever form is asked of it.
         let reference = planned::<ReferenceBackend, Moe<Native>>(&model);
-        assert_eq!(reference, expanded, "{name}");
+        assert_eq!(reference, dequantized, "{name}");
     }
     // Fixtures of f32 stay as they are.
     for name in ["qwen2", "qwen3-moe"] {
@@ -158,7 +158,7 @@ fn the_plan_counts_weights_in_the_form_of_the_device() {
         let stored = model.tensors().total_bytes();
         assert_eq!(planned::<CpuBackend, Moe<Native>>(&model), stored, "{name}");
         assert_eq!(
-            planned::<CpuBackend, Moe<Expanded>>(&model),
+            planned::<CpuBackend, Moe<Dequantized>>(&model),
             stored,
             "{name}"
         );

@@ -9,7 +9,7 @@ use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
-use ferrum_models::{Expanded, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
+use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
 use ferrum_types::Error;
 use std::path::{Path, PathBuf};
 
@@ -86,12 +86,12 @@ fn check_all<B: LlmBackend, W: WeightForm<B>>(device: &B) {
 
 #[test]
 fn reference_backend_equals_transformers() {
-    check_all::<_, Moe<Expanded>>(&ReferenceBackend::open(0).unwrap());
+    check_all::<_, Moe<Dequantized>>(&ReferenceBackend::open(0).unwrap());
 }
 
 #[test]
 fn cpu_backend_equals_transformers() {
-    check_all::<_, Moe<Expanded>>(&exact_cpu());
+    check_all::<_, Moe<Dequantized>>(&exact_cpu());
 }
 
 /// The fastest level, which may round activations where weights are bf16.
@@ -104,7 +104,7 @@ fn every_level_of_the_cpu_stays_near_transformers() {
         let expected = expected(&expectation);
         let model = open(&path);
         let layout = KvLayout::Paged { block_size: 8 };
-        let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, &model, layout);
+        let mut runner = runner_in::<_, KvF32, Moe<Dequantized>>(&device, &model, layout);
         let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
         let (kl, same) = compare(&expected.logits, &found, model.spec.vocab_size);
         let near = kl <= if rounds { 2e-3 } else { 1e-8 } && same >= 0.9;
@@ -115,7 +115,7 @@ fn every_level_of_the_cpu_stays_near_transformers() {
 #[test]
 fn gpu_backend_equals_transformers() {
     match GpuBackend::open(0) {
-        Ok(device) => check_all::<_, Expanded>(&device),
+        Ok(device) => check_all::<_, Dequantized>(&device),
         Err(e) => println!("skipped: {e}"),
     }
 }

@@ -3,7 +3,7 @@
 use crate::support::fixtures;
 use ferrum_formats::ModelSource;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_models::{Expanded, load_weights, read_model};
+use ferrum_models::{Dequantized, load_weights, read_model};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ fn error_of(
 fn load(path: &Path) -> Result<(), String> {
     let source = ModelSource::open(path).map_err(|e| e.to_string())?;
     let model = read_model(source).map_err(|e| e.to_string())?;
-    let loaded = load_weights::<_, Expanded>(&ReferenceBackend::new(), &model, &mut |_, _| ());
+    let loaded = load_weights::<_, Dequantized>(&ReferenceBackend::new(), &model, &mut |_, _| ());
     loaded.map(|_| ()).map_err(|e| e.to_string())
 }
 

@@ -5,7 +5,7 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
 use ferrum_models::{
-    AttentionSpec, DecoderSpec, Expanded, KvLayout, ModelRunner, Moe, RopeScaling, RunnerConfig,
+    AttentionSpec, DecoderSpec, Dequantized, KvLayout, ModelRunner, Moe, RopeScaling, RunnerConfig,
     load_weights, read_model,
 };
 use safetensors::SafeTensors;
@@ -92,7 +92,7 @@ fn a_scaling_lengthens_the_context() {
 fn a_context_beyond_learned_positions_is_refused() {
     let model = open(&fixtures().join("gpt2"));
     let device = exact_cpu();
-    let weights = load_weights::<_, Expanded>(&device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_weights::<_, Dequantized>(&device, &model, &mut |_, _| ()).unwrap();
     let config = RunnerConfig::single(257);
     let runner = ModelRunner::<_, KvF32>::new(&device, model.spec, weights, config);
     let refused = runner.err().unwrap().to_string();
@@ -173,7 +173,7 @@ fn a_text_model_inside_of_another_is_the_same() {
         let device = exact_cpu();
         let logits = [&plain, &nested].map(|model| {
             let layout = KvLayout::Contiguous;
-            let mut runner = runner_in::<_, KvF32, Moe<Expanded>>(&device, model, layout);
+            let mut runner = runner_in::<_, KvF32, Moe<Dequantized>>(&device, model, layout);
             logits_in_chunks(&mut runner, &[1, 2, 3, 4, 5, 6, 7, 8], &[8])
         });
         assert_eq!(logits[0], logits[1], "{fixture}");

@@ -11,9 +11,10 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, KvFp16, KvInt8, LlmBackend, RowSampling};
 use ferrum_models::{
-    EarlierStage, Expanded, FeedForwardSpec, HiddenTap, KvLayout, LogitRows, Model, ModelRunner,
-    Moe, Native, Readback, RunnerConfig, SeqStep, Stage, StepBatch, StepOutput, TapPoint,
-    WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan, stage_memory_plan,
+    AuxHiddenPoint, AuxHiddenState, Dequantized, EarlierStage, FeedForwardSpec, KvLayout,
+    LogitRows, Model, ModelRunner, Moe, Native, Readback, RunnerConfig, SeqStep, Stage, StepBatch,
+    StepOutput, WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan,
+    stage_memory_plan,
 };
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
 use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
@@ -106,7 +107,7 @@ fn check_cpu_stages<W: WeightForm<CpuBackend>>(path: &Path, tokens: &[TokenId]) 
 #[test]
 fn cpu_stages_have_the_bits_of_one() {
     for (path, tokens) in cases() {
-        check_cpu_stages::<Moe<Expanded>>(&path, &tokens);
+        check_cpu_stages::<Moe<Dequantized>>(&path, &tokens);
         if path.to_string_lossy().contains("-q") {
             check_cpu_stages::<Moe<Native>>(&path, &tokens);
         }
@@ -150,11 +151,11 @@ fn stages_of_quantised_checkpoints_give_the_logits_of_one() {
     for (path, tokens) in &all {
         check_cpu_stages::<Moe<Native>>(path, tokens);
     }
-    type Form = Moe<Expanded>;
+    type Form = Moe<Dequantized>;
     let (cpu, reference) = (exact_cpu(), ReferenceBackend::open(0).unwrap());
     check_pair::<_, _, Form, Form>((&cpu, &reference), &all);
     let Some(gpu) = gpu() else { return };
-    check_pair::<_, _, Form, Expanded>((&cpu, &gpu), &all);
+    check_pair::<_, _, Form, Dequantized>((&cpu, &gpu), &all);
 }
 
 /// Holds two stages on two backends against one CPU.
@@ -169,7 +170,7 @@ fn check_pair<A: LlmBackend, B: LlmBackend, WA: WeightForm<A>, WB: WeightForm<B>
         if has_experts(&model) && !(WA::EXPERTS && WB::EXPERTS) {
             continue;
         }
-        let mut alone = runner_in::<_, KvF32, Moe<Expanded>>(&one, &model, LAYOUT);
+        let mut alone = runner_in::<_, KvF32, Moe<Dequantized>>(&one, &model, LAYOUT);
         let whole = logits_in_chunks(&mut alone, tokens, &[usize::MAX]);
         let text = greedy(&mut alone, &tokens[..8], 12);
         let layers = [0..1, 1..model.spec.layers.len()];
@@ -189,7 +190,7 @@ fn check_pair<A: LlmBackend, B: LlmBackend, WA: WeightForm<A>, WB: WeightForm<B>
 #[test]
 fn cpu_and_reference_stages_give_the_logits_of_one() {
     let (cpu, reference) = (exact_cpu(), ReferenceBackend::open(0).unwrap());
-    type Form = Moe<Expanded>;
+    type Form = Moe<Dequantized>;
     check_pair::<_, _, Form, Form>((&cpu, &reference), &cases());
     check_pair::<_, _, Form, Form>((&reference, &cpu), &cases());
 }
@@ -201,11 +202,11 @@ fn cpu_and_gpu_stages_give_the_logits_of_one() {
     // Each fixture, and of files with the same weights those that are quantised.
     let mut all = cases();
     all.retain(|(path, _)| path.is_dir() || path.to_string_lossy().contains("-q"));
-    check_pair::<_, _, Moe<Expanded>, Expanded>((&cpu, &gpu), &all);
+    check_pair::<_, _, Moe<Dequantized>, Dequantized>((&cpu, &gpu), &all);
     // The other way round: the GPU's stage is not the one that chooses.
     let some: Vec<_> = cases().into_iter().step_by(5).collect();
-    check_pair::<_, _, Expanded, Moe<Expanded>>((&gpu, &cpu), &some);
-    check_pair::<_, _, Expanded, Expanded>((&gpu, &gpu), &some[..2]);
+    check_pair::<_, _, Dequantized, Moe<Dequantized>>((&gpu, &cpu), &some);
+    check_pair::<_, _, Dequantized, Dequantized>((&gpu, &gpu), &some[..2]);
 }
 
 /// Embeddings of their own are computed from tokens, which later stages do not get.
@@ -230,7 +231,7 @@ fn experts_may_live_on_the_stage_that_has_kernels() {
     let layers = model.spec.layers.len();
     let load = |layer: usize| {
         let stage = Stage::new(&model.spec, layer..layer + 1).unwrap();
-        load_stage_weights::<_, Expanded>(&device, &model, &stage, &mut |_, _| ()).map(|_| ())
+        load_stage_weights::<_, Dequantized>(&device, &model, &stage, &mut |_, _| ()).map(|_| ())
     };
     let (dense, sparse): (Vec<_>, Vec<_>) = (0..layers).partition(is_dense);
     assert!(!dense.is_empty() && !sparse.is_empty());
@@ -239,7 +240,7 @@ fn experts_may_live_on_the_stage_that_has_kernels() {
     assert!(sparse.into_iter().all(refused));
 }
 
-/// Weights that stay quantised on one device and are expanded on the other.
+/// Weights that stay quantised on one device and are dequantised on the other.
 #[test]
 fn forms_of_weights_may_differ() {
     let (cpu, reference) = (exact_cpu(), ReferenceBackend::open(0).unwrap());
@@ -248,12 +249,13 @@ fn forms_of_weights_may_differ() {
             let dir = fixtures().join(name);
             let model = open(&dir.join(format!("model-{ty}.gguf")));
             let whole = expected(&dir.join(format!("expected-{ty}.safetensors")));
-            let mut staged: ModelRunner<_, KvF32> = staged_in::<_, _, _, Moe<Native>, Moe<Expanded>>(
-                (&cpu, &reference),
-                &model,
-                &[0..1, 1..2],
-                config(LAYOUT),
-            );
+            let mut staged: ModelRunner<_, KvF32> =
+                staged_in::<_, _, _, Moe<Native>, Moe<Dequantized>>(
+                    (&cpu, &reference),
+                    &model,
+                    &[0..1, 1..2],
+                    config(LAYOUT),
+                );
             let found = logits_in_chunks(&mut staged, &whole.tokens, &[7]);
             let (kl, same) = compare(&whole.logits, &found, model.spec.vocab_size);
             println!("{name} {ty}: KL {kl:.1e}, {:.0} %", 100.0 * same);
@@ -293,9 +295,9 @@ fn mixed(pool: usize) -> StepBatch {
 fn hidden_states_are_tapped_beside_logits() {
     fn check<A: LlmBackend, B: LlmBackend>(devices: (&A, &B), name: &str)
     where
-        Moe<Expanded>: WeightForm<A> + WeightForm<B>,
+        Moe<Dequantized>: WeightForm<A> + WeightForm<B>,
     {
-        type Form = Moe<Expanded>;
+        type Form = Moe<Dequantized>;
         let model = open(&fixtures().join(name));
         let (dim, last) = (model.spec.hidden_size, model.spec.layers.len() - 1);
         let layers = [0..1, 1..last + 1];
@@ -311,23 +313,23 @@ fn hidden_states_are_tapped_beside_logits() {
             output
         };
         let untapped = run(&mut staged, &plain);
-        assert!(untapped.tapped().is_empty());
+        assert!(untapped.aux_hidden().is_empty());
         let mut batch = mixed(pool);
         // Of the second sequence its only row, at both ends, and of the first one a row that is not its last.
-        batch.tap_last(0, LogitRows::Last);
-        batch.tap_last(last, LogitRows::All);
-        batch.taps.push(tap(TapPoint::Layer(0), 2));
+        batch.add_aux_hidden_last(0, LogitRows::Last);
+        batch.add_aux_hidden_last(last, LogitRows::All);
+        batch.aux_hidden.push(tap(AuxHiddenPoint::Layer(0), 2));
         let tapped = run(&mut staged, &batch);
         assert!(same_bits(tapped.logits(), untapped.logits()), "{name}");
-        assert_eq!(tapped.tapped().len(), 3 * dim);
-        let rows: Vec<_> = tapped.tapped().chunks_exact(dim).collect();
+        assert_eq!(tapped.aux_hidden().len(), 3 * dim);
+        let rows: Vec<_> = tapped.aux_hidden().chunks_exact(dim).collect();
 
         // The end of the last layer, on one device.
         let mut at_the_end = mixed(pool);
-        at_the_end.tap_last(last, LogitRows::All);
+        at_the_end.add_aux_hidden_last(last, LogitRows::All);
         let mut output = StepOutput::default();
         alone.run(&at_the_end, &wanted, &mut output).unwrap();
-        let difference = max_difference(output.tapped(), rows[1]);
+        let difference = max_difference(output.aux_hidden(), rows[1]);
         assert!(difference <= TOLERANCE, "{name}: {difference}");
         // Without logits nothing has added up the stream yet.
         let mut chunk = StepBatch::default();
@@ -342,21 +344,24 @@ fn hidden_states_are_tapped_beside_logits() {
             adapter: None,
         };
         chunk.push(step).unwrap();
-        chunk.tap_last(last, LogitRows::Last);
-        let without = output.tapped().to_vec();
+        chunk.add_aux_hidden_last(last, LogitRows::Last);
+        let without = output.aux_hidden().to_vec();
         alone.run(&chunk, &[], &mut output).unwrap();
-        assert!(max_difference(output.tapped(), &without) <= 1e-6, "{name}");
+        assert!(
+            max_difference(output.aux_hidden(), &without) <= 1e-6,
+            "{name}"
+        );
 
         // Of the first layer: a model that ends with it, on one device.
         let mut cut = open(&fixtures().join(name));
         cut.spec.layers.truncate(1);
         let mut first: ModelRunner<A, KvF32> = runner_in::<A, _, Form>(devices.0, &cut, LAYOUT);
         let mut batch = mixed(pool);
-        batch.tap_last(0, LogitRows::Last);
-        batch.taps.push(tap(TapPoint::Layer(0), 2));
+        batch.add_aux_hidden_last(0, LogitRows::Last);
+        batch.aux_hidden.push(tap(AuxHiddenPoint::Layer(0), 2));
         first.run(&batch, &wanted, &mut output).unwrap();
         let found = [rows[0], rows[2]].concat();
-        assert!(same_bits(output.tapped(), &found), "{name}");
+        assert!(same_bits(output.aux_hidden(), &found), "{name}");
     }
     let (cpu, reference) = (exact_cpu(), ReferenceBackend::open(0).unwrap());
     for name in ["llama3-tied", "qwen3", "mixtral"] {
@@ -365,8 +370,8 @@ fn hidden_states_are_tapped_beside_logits() {
     }
 }
 
-fn tap(point: TapPoint, row: u32) -> HiddenTap {
-    HiddenTap { point, row }
+fn tap(point: AuxHiddenPoint, row: u32) -> AuxHiddenState {
+    AuxHiddenState { point, row }
 }
 
 /// Between layers of a stage there is what there would be at its end, and behind the final norm what logits are made of.
@@ -375,7 +380,7 @@ fn hidden_states_are_tapped_anywhere() {
     let device = exact_cpu();
     for name in ["llama3-tied", "gemma2", "olmo2", "glm4-moe", "command-r"] {
         let model = open(&fixtures().join(name));
-        type Form = Moe<Expanded>;
+        type Form = Moe<Dequantized>;
         let layers = model.spec.layers.len();
         let each: Vec<_> = (0..layers).map(|layer| layer..layer + 1).collect();
         let on = (&device, &device);
@@ -390,29 +395,32 @@ fn hidden_states_are_tapped_anywhere() {
         whole.run(&plain, &wanted, &mut output).unwrap();
         let logits = output.logits().to_vec();
         let mut batch = mixed(whole.pool().blocks);
-        let points: Vec<_> = (0..layers as u32).rev().map(TapPoint::Layer).collect();
-        batch.tap_rows(0, &points);
+        let points: Vec<_> = (0..layers as u32)
+            .rev()
+            .map(AuxHiddenPoint::Layer)
+            .collect();
+        batch.add_aux_hidden(0, &points);
         // More often than there are rows.
-        let again = batch.taps.iter().copied().cycle().take(120);
-        batch.taps = again.collect();
+        let again = batch.aux_hidden.iter().copied().cycle().take(120);
+        batch.aux_hidden = again.collect();
         staged.run(&batch, &wanted, &mut output).unwrap();
-        let expected = output.tapped().to_vec();
+        let expected = output.aux_hidden().to_vec();
         for runner in [&mut whole, &mut parted] {
             runner.run(&batch, &wanted, &mut output).unwrap();
-            assert!(same_bits(output.tapped(), &expected), "{name}");
+            assert!(same_bits(output.aux_hidden(), &expected), "{name}");
             assert!(same_bits(output.logits(), &logits), "{name}");
             runner.run(&plain, &wanted, &mut output).unwrap();
-            assert!(output.tapped().is_empty());
+            assert!(output.aux_hidden().is_empty());
             assert!(same_bits(output.logits(), &logits), "{name}");
         }
         let mut batch = mixed(whole.pool().blocks);
         batch.hidden_rows = std::mem::take(&mut batch.logit_rows);
         let rows = batch.hidden_rows.clone();
-        let normed = rows.iter().map(|&row| tap(TapPoint::FinalNorm, row));
-        batch.taps.extend(normed);
+        let normed = rows.iter().map(|&row| tap(AuxHiddenPoint::FinalNorm, row));
+        batch.aux_hidden.extend(normed);
         for runner in [&mut whole, &mut parted] {
             runner.run(&batch, &[], &mut output).unwrap();
-            assert!(same_bits(output.tapped(), output.hidden()), "{name}");
+            assert!(same_bits(output.aux_hidden(), output.hidden()), "{name}");
         }
     }
 }
@@ -421,17 +429,20 @@ fn hidden_states_are_tapped_anywhere() {
 fn a_tap_needs_its_layer_and_its_row() {
     let device = cpu(1);
     let model = open(&fixtures().join("llama2"));
-    let mut runner = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&device, &model, LAYOUT);
     let taps = [
         (
-            vec![tap(TapPoint::Layer(3), 0)],
+            vec![tap(AuxHiddenPoint::Layer(3), 0)],
             "behind layer 3 of a model with 3 layers",
         ),
-        (vec![tap(TapPoint::Layer(1), 6)], "row 6 is to be tapped"),
+        (
+            vec![tap(AuxHiddenPoint::Layer(1), 6)],
+            "hidden states of row 6 are wanted",
+        ),
     ];
     for (taps, expected) in taps {
         let mut batch = mixed(runner.pool().blocks);
-        batch.taps = taps;
+        batch.aux_hidden = taps;
         let wanted = vec![Readback::Nothing; 6];
         let refused = runner.submit(&batch, &wanted).map(|_| ()).unwrap_err();
         assert!(refused.to_string().contains(expected), "{refused}");
@@ -451,7 +462,7 @@ fn a_tap_needs_its_layer_and_its_row() {
 fn hidden_states_come_beside_logits() {
     let device = cpu(1);
     let model = open(&fixtures().join("qwen2"));
-    let mut runner = runner_in::<_, KvF32, Expanded>(&device, &model, LAYOUT);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&device, &model, LAYOUT);
     let mut batch = mixed(runner.pool().blocks);
     let mut output = StepOutput::default();
     let wanted = vec![Readback::Logits; 6];
@@ -484,7 +495,7 @@ fn adapters_are_loaded_for_every_stage() {
         let folder = LoraFolder::open(dir).unwrap();
         let model = open(&fixtures().join(base));
         let layers = one_each(&model);
-        let mut staged: ModelRunner<_, KvF32> = staged_in::<_, _, _, Expanded, Expanded>(
+        let mut staged: ModelRunner<_, KvF32> = staged_in::<_, _, _, Dequantized, Dequantized>(
             (&devices[0], &devices[1]),
             &model,
             &layers,
@@ -512,7 +523,7 @@ fn adapters_are_loaded_for_every_stage() {
         let difference = max_difference(&found, &expected);
         assert!(difference <= TOLERANCE, "{name} on {base}: {difference}");
         assert!(same_bits(&adapted(&mut staged, None), &plain), "{name}");
-        let mut alone = runner_in::<_, KvF32, Expanded>(&devices[0], &model, LAYOUT);
+        let mut alone = runner_in::<_, KvF32, Dequantized>(&devices[0], &model, LAYOUT);
         alone.load_adapter(id, &folder).unwrap();
         assert!(same_bits(&adapted(&mut alone, Some(id)), &found), "{name}");
         assert!(staged.unload_adapter(id) && !staged.unload_adapter(id));
@@ -520,7 +531,7 @@ fn adapters_are_loaded_for_every_stage() {
         // One that was loaded for other stages has no place here.
         let other = alone.adapter_loader().load(&folder).unwrap();
         assert!(staged.add_adapter(id, other).is_err());
-        let mut mixed: ModelRunner<_, KvF32> = staged_in::<_, _, _, Expanded, Expanded>(
+        let mut mixed: ModelRunner<_, KvF32> = staged_in::<_, _, _, Dequantized, Dequantized>(
             (&reference, &devices[1]),
             &model,
             &layers,
@@ -538,8 +549,8 @@ fn kv_blocks_are_those_of_one_device() {
     let device = cpu(1);
     let model = open(&fixtures().join("qwen3"));
     let tokens: Vec<TokenId> = (3..27).collect();
-    let mut alone = runner_in::<_, KvInt8, Expanded>(&device, &model, LAYOUT);
-    let mut staged: ModelRunner<_, KvInt8> = staged_in::<_, _, _, Expanded, Expanded>(
+    let mut alone = runner_in::<_, KvInt8, Dequantized>(&device, &model, LAYOUT);
+    let mut staged: ModelRunner<_, KvInt8> = staged_in::<_, _, _, Dequantized, Dequantized>(
         (&device, &device),
         &model,
         &[0..2, 2..3],
@@ -577,8 +588,8 @@ fn kv_blocks_are_those_of_one_device() {
 fn tokens_are_sampled_on_the_last_stage() {
     let device = cpu(2);
     let model = open(&fixtures().join("llama3-tied"));
-    let mut alone = runner_in::<_, KvFp16, Expanded>(&device, &model, LAYOUT);
-    let mut staged: ModelRunner<_, KvFp16> = staged_in::<_, _, _, Expanded, Expanded>(
+    let mut alone = runner_in::<_, KvFp16, Dequantized>(&device, &model, LAYOUT);
+    let mut staged: ModelRunner<_, KvFp16> = staged_in::<_, _, _, Dequantized, Dequantized>(
         (&device, &device),
         &model,
         &[0..3, 3..5],
@@ -612,14 +623,15 @@ fn tokens_are_sampled_on_the_last_stage() {
 #[test]
 fn a_stage_holds_its_tensors_alone() {
     let device = cpu(1);
-    let policy = WeightPolicy::of::<CpuBackend, Moe<Expanded>>();
+    let policy = WeightPolicy::of::<CpuBackend, Moe<Dequantized>>();
     let sizes = RunnerConfig::single(64);
     for name in ["llama2", "llama3-tied", "mixtral", "qwen3-moe"] {
         let model = open(&fixtures().join(name));
         let loaded = |stage: &Stage| {
             let mut bytes = 0;
             let mut last = |done, _| bytes = done;
-            let weights = load_stage_weights::<_, Moe<Expanded>>(&device, &model, stage, &mut last);
+            let weights =
+                load_stage_weights::<_, Moe<Dequantized>>(&device, &model, stage, &mut last);
             weights.unwrap();
             bytes
         };
@@ -663,7 +675,7 @@ fn stages_that_do_not_follow_each_other_are_refused() {
     let sizes = config(LAYOUT);
     let weights = |layers: Range<usize>| {
         let stage = Stage::new(spec, layers).unwrap();
-        load_stage_weights::<_, Expanded>(&device, &model, &stage, &mut |_, _| ()).unwrap()
+        load_stage_weights::<_, Dequantized>(&device, &model, &stage, &mut |_, _| ()).unwrap()
     };
     let earlier =
         |layers: Range<usize>| EarlierStage::<KvF32>::new(&device, spec, weights(layers), sizes);
@@ -707,13 +719,13 @@ fn stages_that_do_not_follow_each_other_are_refused() {
     assert!(Stage::new(spec, 2..4).is_err() && Stage::new(spec, 1..1).is_err());
     let cut = model.shard(0, 2).unwrap();
     let rank =
-        ferrum_models::load_rank_weights::<_, Expanded>(&device, &model, &cut, &mut |_, _| ());
+        ferrum_models::load_rank_weights::<_, Dequantized>(&device, &model, &cut, &mut |_, _| ());
     let spec_of_rank = cut.rank_spec();
     let stages = vec![earlier(0..1).unwrap()];
     let refused =
         ModelRunner::<_, KvF32>::with_stages(stages, &device, spec_of_rank, rank.unwrap(), sizes);
     let found = refused.map(|_| ()).unwrap_err().to_string();
     assert!(found.contains("has no stages"), "{found}");
-    let whole = load_weights::<_, Expanded>(&device, &model, &mut |_, _| ()).unwrap();
+    let whole = load_weights::<_, Dequantized>(&device, &model, &mut |_, _| ()).unwrap();
     assert!(ModelRunner::<_, KvF32>::new(&device, spec.clone(), whole, sizes).is_ok());
 }

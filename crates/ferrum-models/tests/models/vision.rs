@@ -11,7 +11,7 @@ use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::vision::{ImageTokens, load_vision, read_vision};
 use ferrum_models::{
-    AttentionSpec, Expanded, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput,
+    AttentionSpec, Dequantized, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput,
 };
 use ferrum_types::BlockId;
 use safetensors::SafeTensors;
@@ -73,7 +73,8 @@ fn towers_have_several_names() {
         let difference = compare(&exact_cpu(), dir.path());
         assert!(difference < 2e-5, "{difference}");
         let model = open(dir.path());
-        ferrum_models::load_weights::<_, Expanded>(&exact_cpu(), &model, &mut |_, _| ()).unwrap();
+        ferrum_models::load_weights::<_, Dequantized>(&exact_cpu(), &model, &mut |_, _| ())
+            .unwrap();
     }
 }
 
@@ -88,7 +89,7 @@ fn configs_of_towers_that_cannot_be_are_refused() {
         let model = read_vision(ModelSource::open(dir.path()).unwrap());
         let loaded = model.and_then(|model| {
             let device = ReferenceBackend::open(0)?;
-            load_vision::<_, Expanded>(&device, &model, &mut |_, _| ()).map(|_| ())
+            load_vision::<_, Dequantized>(&device, &model, &mut |_, _| ()).map(|_| ())
         });
         loaded.err().map(|e| e.to_string()).unwrap_or_default()
     };
@@ -165,7 +166,7 @@ fn logits_of_prompts_with_images_are_those_of_transformers() {
     let (model, mut prompt) = (open(&folder()), prompt());
     prompt.images.clear();
     let layout = KvLayout::Paged { block_size: 16 };
-    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&exact_cpu(), &model, layout);
     let ends = [prompt.tokens.len()];
     let found = logits_in_steps(&mut runner, &prompt, &ends);
     assert!(max_difference(&found, &prompt.logits) > 0.1);
@@ -176,7 +177,7 @@ fn logits_of_prompts_with_images_are_those_of_transformers() {
 fn images_share_steps_and_caches() {
     let (model, prompt) = (open(&folder()), prompt());
     let layout = KvLayout::Paged { block_size: 16 };
-    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&exact_cpu(), &model, layout);
     let (len, vocab) = (prompt.tokens.len(), model.spec.vocab_size);
     let whole = logits_in_steps(&mut runner, &prompt, &[len]);
     let table: Vec<_> = (0..8).map(BlockId).collect();
@@ -243,7 +244,7 @@ fn images_that_do_not_fit_a_step_are_refused() {
         embeddings: first.embeddings[1..].into(),
         ..first.clone()
     };
-    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&exact_cpu(), &model, layout);
     let wide = ImageSpan {
         tokens: 12,
         start: 0,
@@ -260,7 +261,7 @@ fn images_that_do_not_fit_a_step_are_refused() {
     }
     let folder = root().join("models/lfm2");
     let model = open(&folder);
-    let mut runner = runner_in::<_, KvF32, Expanded>(&exact_cpu(), &model, layout);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&exact_cpu(), &model, layout);
     let tokens = [1; 9];
     let mut batch = StepBatch::default();
     push_part(&mut batch, &tokens, 0, &blocks);
@@ -319,7 +320,7 @@ fn images_are_seen_across_stages_and_ranks() {
         KvLayout::Paged { block_size: 16 },
         KvLayout::Grouped { block_size: 5 },
     ] {
-        let mut runner = staged_in::<_, _, KvF32, Expanded, Expanded>(
+        let mut runner = staged_in::<_, _, KvF32, Dequantized, Dequantized>(
             (&reference, &cpu),
             &model,
             &layers,
@@ -333,7 +334,8 @@ fn images_are_seen_across_stages_and_ranks() {
     }
     let layout = config(KvLayout::Paged { block_size: 16 });
     let devices = [exact_cpu(), exact_cpu()];
-    let group = RunnerGroup::<_, KvF32>::load::<Expanded>(&devices, &model, layout, &mut |_, _| ());
+    let group =
+        RunnerGroup::<_, KvF32>::load::<Dequantized>(&devices, &model, layout, &mut |_, _| ());
     let mut group = group.unwrap();
     let mut batch = StepBatch::default();
     let blocks: Vec<_> = (0..8).rev().map(BlockId).collect();

@@ -6,9 +6,9 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, LlmBackend};
-use ferrum_media::audio::{AudioLimits, MelSpectrogram, RATE, decode};
+use ferrum_media::audio::{AudioLimits, LogMelExtractor, RATE, decode};
 use ferrum_models::whisper::{SpeechModel, WhisperRunner, is_whisper, load_whisper, read_whisper};
-use ferrum_models::{Expanded, read_model};
+use ferrum_models::{Dequantized, read_model};
 use ferrum_types::{Error, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn runner<B: LlmBackend>(device: &B) -> WhisperRunner<B> {
     let source = ModelSource::open(fixture("whisper")).unwrap();
     assert!(is_whisper(&source));
     let model = read_whisper(source).unwrap();
-    let weights = load_whisper::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_whisper::<B, Dequantized>(device, &model, &mut |_, _| ()).unwrap();
     WhisperRunner::new(device, model.spec, weights).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn mel() -> Vec<f32> {
     let file = std::fs::read(fixture("sentence.wav")).unwrap();
     let mut audio = decode(file, RATE, AudioLimits::default()).unwrap();
     audio.samples.resize(30 * RATE as usize, 0.0);
-    MelSpectrogram::new(80).compute(&audio.samples).values
+    LogMelExtractor::new(80).compute(&audio.samples).values
 }
 
 /// The largest difference of the encoder's states, as a share of the largest of them.

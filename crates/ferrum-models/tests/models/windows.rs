@@ -8,7 +8,7 @@ use crate::support::{
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::{
-    AttentionSpec, CacheGroup, Expanded, KvLayout, LayerCache, LogitRows, Readback, RowOutput,
+    AttentionSpec, CacheGroup, Dequantized, KvLayout, LayerCache, LogitRows, Readback, RowOutput,
     SeqStep, StepBatch, StepOutput, WeightPolicy, memory_plan,
 };
 use ferrum_types::{BlockId, TokenId};
@@ -22,13 +22,13 @@ fn check<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
         let (model, expected) = (open(&dir), expected(&dir.join("expected.safetensors")));
         let grouped = KvLayout::Grouped { block_size: 4 };
         let whole = KvLayout::Paged { block_size: 4 };
-        let mut runner = runner_in::<_, KvF32, Expanded>(device, &model, grouped);
+        let mut runner = runner_in::<_, KvF32, Dequantized>(device, &model, grouped);
         let groups = runner.cache_groups().iter();
         assert_eq!(
             groups.map(|group| group.window).collect::<Vec<_>>(),
             windows
         );
-        let mut plain = runner_in::<_, KvF32, Expanded>(device, &model, whole);
+        let mut plain = runner_in::<_, KvF32, Dequantized>(device, &model, whole);
         let all = logits_in_chunks(&mut plain, &expected.tokens, &[usize::MAX]);
         for chunk in [1, 5, expected.tokens.len()] {
             let found = logits_in_groups(&mut runner, &expected.tokens, chunk);
@@ -69,7 +69,7 @@ fn tables_that_lack_a_block_are_refused() {
     let model = open(&fixtures().join("qwen2-window"));
     let layout = KvLayout::Grouped { block_size: 4 };
     let device = ReferenceBackend::open(0).unwrap();
-    let mut runner = runner_in::<_, KvF32, Expanded>(&device, &model, layout);
+    let mut runner = runner_in::<_, KvF32, Dequantized>(&device, &model, layout);
     let none = BlockId::RELEASED;
     let ids = |ids: &[u32]| ids.iter().map(|&id| BlockId(id)).collect::<Vec<_>>();
     // Ten tokens, of which the last is new; it sees those from 4 on.
@@ -143,7 +143,7 @@ fn pools_are_as_large_as_windows_and_heads_need() {
     let plan = |config| {
         memory_plan::<KvF32>(
             &model,
-            WeightPolicy::of::<ReferenceBackend, Expanded>(),
+            WeightPolicy::of::<ReferenceBackend, Dequantized>(),
             config,
         )
     };

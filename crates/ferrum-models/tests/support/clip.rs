@@ -3,7 +3,7 @@
 use ferrum_formats::ModelSource;
 use ferrum_kernels::LlmBackend;
 use ferrum_media::image::{Filter, ImageLimits, ImageTransform, Resize, decode};
-use ferrum_models::Expanded;
+use ferrum_models::Dequantized;
 use ferrum_models::clip::{
     ClipKind, ClipModel, ClipRunner, ImageTextModel, is_clip, load_clip, read_clip,
 };
@@ -34,7 +34,7 @@ pub(crate) fn open(name: &str) -> ClipModel {
 }
 
 pub(crate) fn runner<B: LlmBackend>(device: &B, model: &ClipModel) -> ClipRunner<B> {
-    let weights = load_clip::<B, Expanded>(device, model, &mut |_, _| ()).unwrap();
+    let weights = load_clip::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
     ClipRunner::new(device, model.spec.clone(), weights).unwrap()
 }
 

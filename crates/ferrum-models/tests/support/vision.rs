@@ -5,7 +5,7 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
 use ferrum_media::image::{Filter, ImageLimits, ImageTransform, Resize, decode};
 use ferrum_models::vision::{ImageEncoder, VisionRunner, has_vision, load_vision, read_vision};
-use ferrum_models::{Expanded, ImageSpan, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
+use ferrum_models::{Dequantized, ImageSpan, KvLayout, LogitRows, ModelRunner, SeqStep, StepBatch};
 use ferrum_types::{BlockId, TokenId};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub(crate) fn encoder<B: LlmBackend>(device: &B, dir: &Path) -> VisionRunner<B> 
     let source = ModelSource::open(dir).unwrap();
     assert!(has_vision(&source));
     let model = read_vision(source).unwrap();
-    let weights = load_vision::<B, Expanded>(device, &model, &mut |_, _| ()).unwrap();
+    let weights = load_vision::<B, Dequantized>(device, &model, &mut |_, _| ()).unwrap();
     VisionRunner::new(device, model.spec, weights).unwrap()
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn check_logits<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
         KvLayout::Grouped { block_size: 5 },
     ] {
         for ends in ways(&prompt) {
-            let mut runner = runner_in::<B, K, Expanded>(device, &model, layout);
+            let mut runner = runner_in::<B, K, Dequantized>(device, &model, layout);
             let found = logits_in_steps(&mut runner, &prompt, &ends);
             let difference = max_difference(&found, &prompt.logits);
             assert!(

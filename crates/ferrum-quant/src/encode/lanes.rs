@@ -3,7 +3,7 @@
 //! The search gives each of sixteen sub-blocks a lane, so its sums never cross lanes. Every operation is exact
 //! lane by lane (IEEE 754, nothing fused), so all sets give the same bits by construction.
 //!
-//! `ferrum-kernels` has a larger trait of this kind for its products; that crate builds on this one.
+//! `ferrum_simd::Simd` is a larger trait of this kind, for products; that crate builds on this one.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -15,7 +15,7 @@ pub(super) const TABLE: usize = 512;
 
 /// Adding 1.5 · 2²³ rounds to an integer, which the low bits of the mantissa then hold; taking it off again
 /// leaves the integer. Good for magnitudes below 2²².
-pub(super) const MAGIC: f32 = 12_582_912.0;
+pub(super) const ROUNDING_BIAS: f32 = 12_582_912.0;
 
 /// [`LANES`] numbers.
 pub(super) trait Lanes:
@@ -55,7 +55,7 @@ pub(super) trait Lanes:
     /// The nearest integers, of two equally near the even one; magnitudes below 2²².
     #[inline(always)]
     fn round(self) -> Self {
-        let magic = Self::splat(MAGIC);
+        let magic = Self::splat(ROUNDING_BIAS);
         (self + magic) - magic
     }
 
@@ -69,7 +69,7 @@ pub(super) trait Lanes:
     /// Four integers of each lane, from −128 to 255, as the bytes of a word, the first lowest.
     #[inline(always)]
     fn bytes(numbers: [Self; 4]) -> [u32; LANES] {
-        let magic = Self::splat(MAGIC);
+        let magic = Self::splat(ROUNDING_BIAS);
         let mut words = [0; LANES];
         for (i, numbers) in numbers.into_iter().enumerate() {
             let numbers = (numbers + magic).store();
@@ -161,16 +161,16 @@ impl Lanes for Portable {
     }
 }
 
-/// Work that is written once for all sets. `run` is inlined into a function that enables the set; so must be all
-/// that it calls with vectors.
-pub(super) trait Kernel {
+/// A function that is written once for all instruction sets. `run` is inlined into a function that enables the set; so
+/// must be all that it calls with vectors.
+pub(super) trait SimdKernel {
     /// Does it.
     fn run<V: Lanes>(self);
 }
 
 /// An instruction set that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Set(Kind);
+pub(super) struct InstructionSet(Kind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -181,18 +181,18 @@ enum Kind {
     Avx512,
 }
 
-impl Set {
+impl InstructionSet {
     /// The fastest.
     pub(super) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx512f") {
-            return Set(Kind::Avx512);
+            return InstructionSet(Kind::Avx512);
         }
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") {
-            return Set(Kind::Avx2);
+            return InstructionSet(Kind::Avx2);
         }
-        Set(Kind::Portable)
+        InstructionSet(Kind::Portable)
     }
 
     /// All that are no faster than the best.
@@ -210,12 +210,12 @@ impl Set {
         kinds
             .into_iter()
             .take(best.map_or(1, |i| i + 1))
-            .map(Set)
+            .map(InstructionSet)
             .collect()
     }
 
     /// Runs the kernel with it.
-    pub(super) fn run<K: Kernel>(self, kernel: K) {
+    pub(super) fn run<K: SimdKernel>(self, kernel: K) {
         match self.0 {
             Kind::Portable => kernel.run::<Portable>(),
             // SAFETY: there is such a value only where the CPU has AVX2, which is all that the function enables.
@@ -234,7 +234,7 @@ impl Set {
 /// the CPU has the set. "See the module" in arguments of safety means this.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Add, Div, Kernel, LANES, Lanes, Mul, Sub, TABLE};
+    use super::{Add, Div, LANES, Lanes, Mul, SimdKernel, Sub, TABLE};
     use core::arch::x86_64::*;
 
     /// Two registers of AVX2: lanes 0–7 and 8–15.
@@ -246,12 +246,12 @@ mod x86 {
     pub(super) struct Avx512(__m512);
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn run_avx2<K: Kernel>(kernel: K) {
+    pub(super) fn run_avx2<K: SimdKernel>(kernel: K) {
         kernel.run::<Avx2>();
     }
 
     #[target_feature(enable = "avx512f")]
-    pub(super) fn run_avx512<K: Kernel>(kernel: K) {
+    pub(super) fn run_avx512<K: SimdKernel>(kernel: K) {
         kernel.run::<Avx512>();
     }
 

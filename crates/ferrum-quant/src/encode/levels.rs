@@ -1,6 +1,6 @@
 //! The numbers that codes stand for, as a search sees them: a nearest one for any float.
 
-use super::lanes::{Lanes, MAGIC, TABLE};
+use super::lanes::{Lanes, ROUNDING_BIAS, TABLE};
 use crate::fp4::E2M1_DOUBLED;
 use crate::iq::IQ4_VALUES;
 use std::sync::LazyLock;
@@ -126,14 +126,14 @@ impl Levels for &Table {
     #[inline(always)]
     fn nearest<V: Lanes>(&self, y: V) -> V {
         let y = y.max(V::splat(self.low)).min(V::splat(self.high));
-        // The mantissa's low bits are the integer below `2y`; see `MAGIC`.
-        let places = (y + y - V::splat(0.5)) + V::splat(MAGIC);
+        // The mantissa's low bits are the integer below `2y`; see `ROUNDING_BIAS`.
+        let places = (y + y - V::splat(0.5)) + V::splat(ROUNDING_BIAS);
         places.lookup(&self.nearest)
     }
 
     #[inline(always)]
     fn codes<V: Lanes>(&self, levels: V) -> V {
-        (levels + V::splat(MAGIC)).lookup(&self.codes)
+        (levels + V::splat(ROUNDING_BIAS)).lookup(&self.codes)
     }
 }
 

@@ -21,9 +21,9 @@ use crate::unpack::{CodeValues, SUB as SUB_OF_PARTS, UnpackedBlock, code_values}
 use crate::{fp4, k_quants, ternary};
 use ferrum_types::GgufQuantType;
 use half::slice::HalfFloatSliceExt;
-use lanes::{Kernel, LANES, Lanes, Set};
+use lanes::{InstructionSet, LANES, Lanes, SimdKernel};
 use levels::{E2M1, IQ4, Levels, Range};
-use search::{Effort, Grid, Minimums, Scales, Subs, Unit, fit_blocks};
+use search::{BlockScaleType, Effort, Minimums, ScaleFormat, Scales, SubBlocks, fit_blocks};
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -213,7 +213,7 @@ pub fn encode_row(
     match values {
         // Eight bits are rounded to nearest.
         CodeValues::Signed => return quantize(ty, row, out),
-        values => job.encode(Set::best(), values, out),
+        values => job.encode(InstructionSet::best(), values, out),
     }
     Ok(())
 }
@@ -239,7 +239,7 @@ enum Emphasis {
 
 /// A type that the search can encode.
 struct Kind {
-    grid: Grid,
+    grid: ScaleFormat,
     emphasis: Emphasis,
     /// Whether the search is used without importance too; else rounding to nearest is.
     gains: bool,
@@ -288,16 +288,16 @@ fn grid(ty: GgufQuantType) -> Option<Kind> {
         ),
         _ => return None,
     };
-    let unit = match ty {
-        T::MXFP4 => Unit::Power,
-        _ => Unit::F16,
+    let scale_type = match ty {
+        T::MXFP4 => BlockScaleType::Power,
+        _ => BlockScaleType::F16,
     };
     Some(Kind {
-        grid: Grid {
+        grid: ScaleFormat {
             sub,
             scales,
             minimums,
-            unit,
+            scale_type,
         },
         emphasis,
         gains,
@@ -315,7 +315,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Encodes with an instruction set. Bytes are not searched.
-    fn encode(&self, set: Set, values: CodeValues, out: &mut [u8]) {
+    fn encode(&self, set: InstructionSet, values: CodeValues, out: &mut [u8]) {
         match (values, self.kind.grid.sub) {
             (CodeValues::Unsigned { bits, zero }, 16) => {
                 self.encode_with::<_, 16>(set, Range::new(bits, zero), out);
@@ -332,7 +332,12 @@ impl Job<'_> {
     }
 
     /// Sub-blocks have `SUB` numbers.
-    fn encode_with<L: Levels, const SUB: usize>(&self, set: Set, levels: L, out: &mut [u8]) {
+    fn encode_with<L: Levels, const SUB: usize>(
+        &self,
+        set: InstructionSet,
+        levels: L,
+        out: &mut [u8],
+    ) {
         set.run(Searched::<L, SUB> {
             job: self,
             levels,
@@ -357,8 +362,8 @@ impl Job<'_> {
                 let here = &all[i * blocks * len..];
                 runs::<SUB>(&here[..here.len().min(blocks * len)])
             });
-            let subs = Subs {
-                numbers: weighed::<V, SUB>(
+            let subs = SubBlocks {
+                weighted_values: weighed::<V, SUB>(
                     self.kind.emphasis,
                     &x,
                     len / SUB,
@@ -370,7 +375,7 @@ impl Job<'_> {
             let fit = fit_blocks(&self.kind.grid, &self.effort, levels, &subs);
             let mut codes = [V::splat(0.0); SUB];
             for (i, code) in codes.iter_mut().enumerate() {
-                *code = levels.codes(fit.level(levels, subs.numbers[i].0));
+                *code = levels.codes(fit.level(levels, subs.weighted_values[i].0));
             }
             let codes = codes_of(&codes);
             let (d, dmin) = (fit.d.store(), fit.dmin.store());
@@ -399,7 +404,7 @@ struct Searched<'a, L, const SUB: usize> {
     out: &'a mut [u8],
 }
 
-impl<L: Levels, const SUB: usize> Kernel for Searched<'_, L, SUB> {
+impl<L: Levels, const SUB: usize> SimdKernel for Searched<'_, L, SUB> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         self.job.encode_as::<V, L, SUB>(self.levels, self.out);
@@ -519,7 +524,7 @@ mod tests {
                         row: &row,
                         importance,
                     };
-                    let found: Vec<_> = Set::all()
+                    let found: Vec<_> = InstructionSet::all()
                         .into_iter()
                         .map(|set| {
                             let mut bytes = vec![0; size];

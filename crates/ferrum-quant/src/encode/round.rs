@@ -2,7 +2,7 @@
 //!
 //! Sixteen blocks are rounded side by side, each in a lane, as in the search.
 
-use super::lanes::{Kernel, LANES, Lanes, Set};
+use super::lanes::{InstructionSet, LANES, Lanes, SimdKernel};
 use super::search::inverse;
 use super::{codes_of, pack, runs};
 use crate::unpack::UnpackedBlock;
@@ -17,7 +17,7 @@ enum Rounding {
     /// The number of largest magnitude takes the lowest code, which stands for minus this.
     Symmetric(f32),
     /// The lowest number takes the code 0, the highest this one.
-    GroupParams(f32),
+    Affine(f32),
     /// The codes are numbers from −127 to 127.
     Signed,
 }
@@ -26,8 +26,8 @@ fn rounding(ty: T) -> Option<Rounding> {
     match ty {
         T::Q4_0 => Some(Rounding::Symmetric(8.0)),
         T::Q5_0 => Some(Rounding::Symmetric(16.0)),
-        T::Q4_1 => Some(Rounding::GroupParams(15.0)),
-        T::Q5_1 => Some(Rounding::GroupParams(31.0)),
+        T::Q4_1 => Some(Rounding::Affine(15.0)),
+        T::Q5_1 => Some(Rounding::Affine(31.0)),
         T::Q8_0 => Some(Rounding::Signed),
         _ => None,
     }
@@ -35,10 +35,10 @@ fn rounding(ty: T) -> Option<Rounding> {
 
 /// Encodes whole blocks; the lengths are checked.
 pub(super) fn round(ty: T, values: &[f32], out: &mut [u8]) {
-    round_with(Set::best(), ty, values, out);
+    round_with(InstructionSet::best(), ty, values, out);
 }
 
-fn round_with(set: Set, ty: T, values: &[f32], out: &mut [u8]) {
+fn round_with(set: InstructionSet, ty: T, values: &[f32], out: &mut [u8]) {
     if let Some(rounding) = rounding(ty) {
         set.run(Blocks {
             ty,
@@ -56,7 +56,7 @@ struct Blocks<'a> {
     out: &'a mut [u8],
 }
 
-impl Kernel for Blocks<'_> {
+impl SimdKernel for Blocks<'_> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
         let bytes = self.ty.block_bytes();
@@ -102,7 +102,7 @@ impl Rounding {
                 }
                 (d, zero)
             }
-            Rounding::GroupParams(top) => {
+            Rounding::Affine(top) => {
                 let (mut low, mut high) = (V::splat(f32::INFINITY), V::splat(f32::NEG_INFINITY));
                 for &x in &*x {
                     (low, high) = (x.min(low), x.max(high));
@@ -155,7 +155,7 @@ mod tests {
         // Not a whole number of vectors' blocks.
         let row: Vec<f32> = (0..512 * 3 + 96).map(|_| number()).collect();
         for ty in T::all().filter(|&ty| rounding(ty).is_some()) {
-            let found: Vec<_> = Set::all()
+            let found: Vec<_> = InstructionSet::all()
                 .into_iter()
                 .map(|set| {
                     let mut bytes = vec![0; ty.bytes_for(row.len()).unwrap_or(0)];

@@ -35,9 +35,9 @@ pub(super) enum Minimums {
     Steps(i32),
 }
 
-/// What `d` can be.
+/// The type of a block's scale `d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum BlockScaleType {
     /// Any f16.
     F16,
     /// A power of two.
@@ -46,12 +46,12 @@ pub(super) enum Unit {
 
 /// How scales of a type are stored.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
+pub(super) struct ScaleFormat {
     /// Numbers that share a scale.
     pub(super) sub: usize,
     pub(super) scales: Scales,
     pub(super) minimums: Minimums,
-    pub(super) unit: Unit,
+    pub(super) scale_type: BlockScaleType,
 }
 
 /// How much is tried.
@@ -70,10 +70,10 @@ pub(super) struct Effort {
 }
 
 /// Sixteen sub-blocks.
-pub(super) struct Subs<V, const SUB: usize> {
-    /// Number `i` of each, and what its error weighs. Pairs, as a loop over two lists calls functions of the
+pub(super) struct SubBlocks<V, const SUB: usize> {
+    /// Number `i` of each, and the weight of its error. Pairs, as a loop over two lists calls functions of the
     /// standard library that are not inlined across the parts that a crate is compiled in.
-    pub(super) numbers: [(V, V); SUB],
+    pub(super) weighted_values: [(V, V); SUB],
     /// Lanes of a block.
     pub(super) per_block: usize,
 }
@@ -127,40 +127,42 @@ impl<V: Lanes> Fit<V> {
 /// The largest finite f16.
 const F16_MAX: f32 = 65504.0;
 
-/// Finds units, scales and minimums for sixteen sub-blocks.
+/// Finds block scales, scales and minimums for sixteen sub-blocks.
 #[inline(always)]
 pub(super) fn fit_blocks<V: Lanes, L: Levels, const SUB: usize>(
-    grid: &Grid,
+    grid: &ScaleFormat,
     effort: &Effort,
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
 ) -> Fit<V> {
     let zero = V::splat(0.0);
-    let ideal = match (grid.unit, grid.minimums) {
+    let ideal = match (grid.scale_type, grid.minimums) {
         // There are few powers of two that may be best, and `assign` tries them all.
-        (Unit::Power, _) => (extremes(subs) / V::splat(levels.high()), zero),
-        (Unit::F16, Minimums::None) => (fit_scale(effort, levels, subs), zero),
-        (Unit::F16, minimums) => fit_affine(effort, levels, subs, minimums == Minimums::One),
+        (BlockScaleType::Power, _) => (extremes(subs) / V::splat(levels.high()), zero),
+        (BlockScaleType::F16, Minimums::None) => (fit_scale(effort, levels, subs), zero),
+        (BlockScaleType::F16, minimums) => {
+            fit_affine(effort, levels, subs, minimums == Minimums::One)
+        }
     };
-    let (mut d, mut dmin) = first_units(grid, subs.per_block, ideal);
+    let (mut d, mut dmin) = first_block_scales(grid, subs.per_block, ideal);
     let mut best = Fit::none();
     for round in 0..effort.rounds {
         let mut improved = false;
         dmin = to_f16(dmin);
-        for nearby in 0..units(grid.unit) {
-            let d = match grid.unit {
-                Unit::F16 => to_f16(d),
-                Unit::Power => to_power(d, nearby),
+        for nearby in 0..scale_candidates(grid.scale_type) {
+            let d = match grid.scale_type {
+                BlockScaleType::F16 => to_f16(d),
+                BlockScaleType::Power => to_power(d, nearby),
             };
             let fit = assign(grid, effort, levels, subs, ideal, (d, dmin));
             let first = round == 0 && nearby == 0;
             improved |= first || V::any(fit.error.less(best.error));
             best = if first { fit } else { best.or_better(&fit) };
         }
-        if !improved || round + 1 == effort.rounds || grid.unit == Unit::Power {
+        if !improved || round + 1 == effort.rounds || grid.scale_type == BlockScaleType::Power {
             break;
         }
-        (d, dmin) = refit_units(grid, levels, subs, &best);
+        (d, dmin) = refit_block_scales(grid, levels, subs, &best);
     }
     best
 }
@@ -195,9 +197,9 @@ fn extreme(a: f32, b: f32) -> f32 {
 
 /// Of each sub-block the number of largest magnitude.
 #[inline(always)]
-fn extremes<V: Lanes, const SUB: usize>(subs: &Subs<V, SUB>) -> V {
+fn extremes<V: Lanes, const SUB: usize>(subs: &SubBlocks<V, SUB>) -> V {
     let mut extreme = V::splat(0.0);
-    for &(x, _) in &subs.numbers {
+    for &(x, _) in &subs.weighted_values {
         extreme = V::select(extreme.abs().less(x.abs()), x, extreme);
     }
     extreme
@@ -208,7 +210,7 @@ fn extremes<V: Lanes, const SUB: usize>(subs: &Subs<V, SUB>) -> V {
 fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
     effort: &Effort,
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
 ) -> V {
     let zero = V::splat(0.0);
     // Of a sub-block of zeros this is infinite, which leads to no gain and so to the scale 0.
@@ -240,12 +242,12 @@ fn fit_scale<V: Lanes, L: Levels, const SUB: usize>(
 #[inline(always)]
 fn try_scale<V: Lanes, L: Levels, const SUB: usize>(
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     inverse: V,
 ) -> (V, V) {
     let zero = V::splat(0.0);
     let (mut xl, mut ll) = (zero, zero);
-    for &(x, w) in &subs.numbers {
+    for &(x, w) in &subs.weighted_values {
         let level = levels.nearest(x * inverse);
         let wl = w * level;
         xl = xl + wl * x;
@@ -265,13 +267,13 @@ fn try_scale<V: Lanes, L: Levels, const SUB: usize>(
 fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
     effort: &Effort,
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     any_sign: bool,
 ) -> (V, V) {
     let (zero, one, top) = (V::splat(0.0), V::splat(1.0), V::splat(levels.high()));
     let (mut low, mut high) = (V::splat(f32::INFINITY), V::splat(f32::NEG_INFINITY));
     let mut moments = [zero; 3];
-    for &(x, w) in &subs.numbers {
+    for &(x, w) in &subs.weighted_values {
         (low, high) = (x.min(low), x.max(high));
         let wx = w * x;
         moments[0] = moments[0] + w;
@@ -283,7 +285,7 @@ fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
     }
     let span = high - low;
     let per = one / span;
-    let mut best = GroupParams {
+    let mut best = AffineFit {
         error: V::splat(f32::INFINITY),
         scale: span / top,
         low,
@@ -307,13 +309,13 @@ fn fit_affine<V: Lanes, L: Levels, const SUB: usize>(
 }
 
 /// A scale and an offset, and the error that they leave.
-struct GroupParams<V> {
+struct AffineFit<V> {
     error: V,
     scale: V,
     low: V,
 }
 
-impl<V: Lanes> GroupParams<V> {
+impl<V: Lanes> AffineFit<V> {
     /// Keeps `found` in the lanes where its error is smaller; whether there are any.
     #[inline(always)]
     fn take(&mut self, found: &Self) -> bool {
@@ -330,15 +332,15 @@ impl<V: Lanes> GroupParams<V> {
 #[inline(always)]
 fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     moments: &[V; 3],
     any_sign: bool,
     (inverse, low): (V, V),
-) -> GroupParams<V> {
+) -> AffineFit<V> {
     let zero = V::splat(0.0);
     let &[sw, sx, sxx] = moments;
     let (mut sl, mut sll, mut sxl) = (zero, zero, zero);
-    for &(x, w) in &subs.numbers {
+    for &(x, w) in &subs.weighted_values {
         let level = levels.nearest((x - low) * inverse);
         let wl = w * level;
         sl = sl + wl;
@@ -358,7 +360,7 @@ fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
     let error = sxx - two * (scale * sxl + low * sx)
         + scale * (scale * sll + two * low * sl)
         + low * low * sw;
-    GroupParams {
+    AffineFit {
         error: V::select(zero.less(det), error, V::splat(f32::INFINITY)),
         scale,
         low,
@@ -367,7 +369,11 @@ fn try_affine<V: Lanes, L: Levels, const SUB: usize>(
 
 /// `d` and `dmin` under which the extreme scale and the largest minimum of a block take the last step.
 #[inline(always)]
-fn first_units<V: Lanes>(grid: &Grid, lanes: usize, (scales, minimums): (V, V)) -> (V, V) {
+fn first_block_scales<V: Lanes>(
+    grid: &ScaleFormat,
+    lanes: usize,
+    (scales, minimums): (V, V),
+) -> (V, V) {
     let last = match grid.scales {
         Scales::One => 1,
         Scales::Steps(0, high) => high,
@@ -398,10 +404,10 @@ fn to_f16<V: Lanes>(d: V) -> V {
 }
 
 /// How many values near a number are tried for `d`.
-fn units(unit: Unit) -> u32 {
-    match unit {
-        Unit::F16 => 1,
-        Unit::Power => 3,
+fn scale_candidates(scale_type: BlockScaleType) -> u32 {
+    match scale_type {
+        BlockScaleType::F16 => 1,
+        BlockScaleType::Power => 3,
     }
 }
 
@@ -437,10 +443,10 @@ pub(super) fn inverse<V: Lanes>(d: V) -> V {
 /// Rounds the ideal scales and minimums of all sub-blocks to steps of these units.
 #[inline(always)]
 fn assign<V: Lanes, L: Levels, const SUB: usize>(
-    grid: &Grid,
+    grid: &ScaleFormat,
     effort: &Effort,
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     ideal: (V, V),
     (d, dmin): (V, V),
 ) -> Fit<V> {
@@ -487,13 +493,13 @@ fn assign<V: Lanes, L: Levels, const SUB: usize>(
 #[inline(always)]
 fn error_of<V: Lanes, L: Levels, const SUB: usize>(
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     scale: V,
     minimum: V,
 ) -> V {
     let inverse = inverse(scale);
     let mut error = V::splat(0.0);
-    for &(x, w) in &subs.numbers {
+    for &(x, w) in &subs.weighted_values {
         let x = x + minimum;
         let miss = x - scale * levels.nearest(x * inverse);
         error = error + w * miss * miss;
@@ -503,15 +509,15 @@ fn error_of<V: Lanes, L: Levels, const SUB: usize>(
 
 /// The units of each block that fit best with the scales, minimums and levels as they are.
 #[inline(always)]
-fn refit_units<V: Lanes, L: Levels, const SUB: usize>(
-    grid: &Grid,
+fn refit_block_scales<V: Lanes, L: Levels, const SUB: usize>(
+    grid: &ScaleFormat,
     levels: L,
-    subs: &Subs<V, SUB>,
+    subs: &SubBlocks<V, SUB>,
     fit: &Fit<V>,
 ) -> (V, V) {
     let zero = V::splat(0.0);
     let mut moments = [zero; 5];
-    for &(x, w) in &subs.numbers {
+    for &(x, w) in &subs.weighted_values {
         let level = fit.level(levels, x);
         let wl = w * level;
         moments[0] = moments[0] + wl * level;

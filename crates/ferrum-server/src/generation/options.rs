@@ -12,7 +12,7 @@ use crate::models::model::Model;
 use crate::request::{BiasedToken, Body, Choices, Int, Sampling, StructuredOutputFields};
 use ferrum_engine::engine::{MAX_STOP_BYTES, MAX_STOPS};
 use ferrum_engine::grammar::Constraint;
-use ferrum_engine::{Dry, DryBreakers, Generation, Mirostat, Request, SamplingParams, Xtc};
+use ferrum_engine::{Dry, DryBreakers, GenerationParams, Mirostat, Request, SamplingParams, Xtc};
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_types::TokenId;
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +24,7 @@ type Result<T> = std::result::Result<T, ApiError>;
 /// The options of a request that are not its prompt.
 #[derive(Debug)]
 pub(crate) struct GenerationOptions {
-    pub(crate) generation: Generation,
+    pub(crate) generation: GenerationParams,
     pub(crate) n: usize,
     pub(crate) stream: bool,
     pub(crate) usage: UsageChunks,
@@ -72,7 +72,7 @@ impl GenerationOptions {
         let context = RequestContext::read(body, lease)?;
         let fields: Sampling = body.part()?;
         supported(&fields)?;
-        let generation = Generation {
+        let generation = GenerationParams {
             stop_tokens: stop_tokens(&fields, lease)?,
             sampling: sampling(&fields, lease)?,
             max_tokens: 0,

@@ -4,7 +4,7 @@ use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::models::{Lease, RequestedModel};
 use crate::request::{Body, Standing};
-use ferrum_engine::{Generation, Request};
+use ferrum_engine::{GenerationParams, Request};
 use ferrum_types::TokenId;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl RequestContext {
     pub(crate) fn request(
         &self,
         prompt: Vec<TokenId>,
-        generation: Generation,
+        generation: GenerationParams,
         config: &ServerConfig,
     ) -> Request {
         Request {

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
     use crate::config::ServerConfig;
     use crate::models::{Models, Status, demo};
-    use ferrum_engine::{Generation, Request};
+    use ferrum_engine::{GenerationParams, Request};
     use std::time::Instant;
 
     struct Nothing;
@@ -265,9 +265,9 @@ mod tests {
         let models = Models::new(vec!["demo".into()], Arc::new(loader), &config);
         let lease = models.lease(None).await.unwrap();
         let house = tokio::spawn(Arc::clone(&models).unload_idle_models());
-        let generation = Generation {
+        let generation = GenerationParams {
             max_tokens: 1,
-            ..Generation::default()
+            ..GenerationParams::default()
         };
         let request = Request {
             timeout: Some(Duration::from_millis(1)),

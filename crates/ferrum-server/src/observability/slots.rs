@@ -4,7 +4,7 @@
 
 use crate::generation::sampler_settings::sampler_settings;
 use crate::response::{Slot, SlotProgress, SlotSettings};
-use ferrum_engine::Generation;
+use ferrum_engine::GenerationParams;
 use ferrum_engine::engine::Progress;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,7 +21,7 @@ pub(crate) struct SlotTask {
 
 impl SlotSettings {
     /// The settings of an answer, as far as they say nothing of what it is about: no stop strings, tokens or grammars.
-    pub(crate) fn of(generation: &Generation) -> Self {
+    pub(crate) fn of(generation: &GenerationParams) -> Self {
         Self {
             samplers: sampler_settings(&generation.sampling),
             n_predict: generation.max_tokens,
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn what_waits_and_what_has_ended_has_no_place() {
         let slots = Slots::default();
-        let params = SlotSettings::of(&Generation::default());
+        let params = SlotSettings::of(&GenerationParams::default());
         let begin = |n| slots.begin(&params, &Arc::default(), n);
         // Nothing has begun.
         let waiting = begin(1);

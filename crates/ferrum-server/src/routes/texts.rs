@@ -14,7 +14,7 @@ use crate::observability::record::RequestRecord;
 use crate::request::{Body, Limit, Prompt, Prompts};
 use ferrum_engine::engine::{Pooling, Usage};
 use ferrum_engine::{
-    EncoderInput, EncoderTask, EncoderTokenizer, EncoderWant, EngineError, Generation,
+    EncoderInput, EncoderTask, EncoderTokenizer, EncoderWant, EngineError, GenerationParams,
 };
 use ferrum_types::TokenId;
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl Texts {
                 pooling: Some(self.pooling),
                 ..self
                     .context
-                    .request(text.clone(), Generation::default(), &app.config)
+                    .request(text.clone(), GenerationParams::default(), &app.config)
             });
             let mut answers = GenerationStream::begin(lease, param, 1, asked)?;
             while let Some(event) = answers.next().await {

@@ -1,7 +1,7 @@
 //! What is done with one tile of keys: fetching it, and the running softmax of a tile of rows.
 
 use super::{KEYS, KeyTile, KeyValues, Values};
-use crate::gemm::tile::{Block, PANEL, Rows, panel, with_rows};
+use crate::gemm::tile::{ARows, OutputTile, PANEL, panel, with_rows};
 use crate::isa::Kernel;
 use crate::math;
 use crate::simd::{LANES, Simd};
@@ -99,12 +99,12 @@ impl<D: KeyTile> RowTile<'_, D> {
         let (dim, stride) = (self.dim, self.stride);
         assert!(self.q.len() >= dim * MR);
         let mut scores = [[0.0f32; KEYS]; MR];
-        let q = Rows {
+        let q = ARows {
             ptr: self.q.as_ptr(),
             row: 1,
             step: MR,
         };
-        let block = Block {
+        let block = OutputTile {
             ptr: scores.as_mut_ptr().cast(),
             stride: KEYS,
             cols: KEYS,
@@ -235,14 +235,14 @@ unsafe fn accumulate_values<S: Simd, D: KeyTile, const MR: usize>(
     acc: *mut f32,
     stride: usize,
 ) {
-    let rows = Rows {
+    let rows = ARows {
         ptr: weights[0][seen.0..].as_ptr(),
         row: KEYS,
         step: 1,
     };
     for at in (0..stride).step_by(PANEL) {
         let columns = tile.values(seen.0, at);
-        let block = Block {
+        let block = OutputTile {
             ptr: acc.wrapping_add(at),
             stride,
             cols: PANEL,

@@ -1,7 +1,7 @@
 //! Panels of FP8: segments of codes after their scales.
 
 use super::format::Format;
-use super::lane::Single;
+use super::lane::F32Lane;
 use super::tile::PANEL;
 use crate::simd::{LANES, Simd};
 use ferrum_quant::fp8_codec::e4m3_to_f32;
@@ -25,7 +25,7 @@ pub(crate) fn place(k: usize) -> (usize, usize) {
 }
 
 impl Format for E4m3 {
-    type Lane = Single;
+    type Lane = F32Lane;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {

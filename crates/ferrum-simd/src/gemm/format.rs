@@ -1,6 +1,6 @@
 //! How the elements of dense panels are stored.
 
-use super::lane::{Lane, Pair, Single};
+use super::lane::{Bf16PairLane, F32Lane, Lane};
 use super::tile::PANEL;
 use crate::simd::{LANES, Simd};
 use std::marker::PhantomData;
@@ -21,9 +21,9 @@ pub(crate) trait Format: Copy + Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes<L>(PhantomData<L>);
 /// f32 panels.
-pub(crate) type F32 = Lanes<Single>;
+pub(crate) type F32 = Lanes<F32Lane>;
 /// bf16 panels for dot products.
-pub(crate) type Bf16Pairs = Lanes<Pair>;
+pub(crate) type Bf16Pairs = Lanes<Bf16PairLane>;
 /// f16 panels.
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
@@ -45,7 +45,7 @@ impl<L: Lane> Format for Lanes<L> {
 }
 
 impl Format for F16 {
-    type Lane = Single;
+    type Lane = F32Lane;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
@@ -58,7 +58,7 @@ impl Format for F16 {
 }
 
 impl Format for Bf16 {
-    type Lane = Single;
+    type Lane = F32Lane;
 
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {

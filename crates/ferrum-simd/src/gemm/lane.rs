@@ -21,9 +21,9 @@ pub(crate) trait Lane: Copy + Send + Sync + 'static {
 
 /// One f32.
 #[derive(Clone, Copy)]
-pub(crate) struct Single;
+pub(crate) struct F32Lane;
 
-impl Lane for Single {
+impl Lane for F32Lane {
     const INPUTS: usize = 1;
 
     #[inline(always)]
@@ -44,9 +44,9 @@ impl Lane for Single {
 
 /// Two bf16, the first in the low half: rows are rounded to that, columns are weights of that.
 #[derive(Clone, Copy)]
-pub(crate) struct Pair;
+pub(crate) struct Bf16PairLane;
 
-impl Lane for Pair {
+impl Lane for Bf16PairLane {
     const INPUTS: usize = 2;
 
     #[inline(always)]

@@ -13,10 +13,10 @@ use crate::exec::Exec;
 use crate::isa::{Kernel, Level};
 use crate::memory::{CpuBuffer, SharedBytes, SharedMut};
 use crate::panels::{
-    LaneRows, PanelSource, Transposed, VECTOR, put_low_halves, put_vector, transpose,
+    LaneRows, PanelSource, Transposed, VECTOR_BYTES, put_low_halves, put_vector, transpose,
 };
 use crate::simd::{LANES, Simd};
-use ferrum_types::check::{elements, weight_parts};
+use ferrum_types::check::{check_weight_parts, elements};
 use ferrum_types::{Error, MatShape, Result, SrcDtype, WeightPart};
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -262,7 +262,7 @@ impl<'a> Packing<'a> {
         cols: usize,
         count: usize,
     ) -> Result<Self> {
-        let rows = weight_parts(OP, parts, cols)?;
+        let rows = check_weight_parts(OP, parts, cols)?;
         let each_parts = parts.len().checked_div(count).unwrap_or(0);
         let parts_of = |matrix: usize| &parts[matrix * each_parts..][..each_parts];
         let rows_of = |matrix| parts_of(matrix).iter().map(|part| part.rows).sum::<usize>();
@@ -362,14 +362,14 @@ impl<S: Simd> Transposed<S> for Elements {
     fn put(&mut self, s: S, low: [S::I; 4], high: [S::I; 4], out: &mut [u8]) {
         let (first, second) = (s.splat_i(0xffff), s.splat_i(0xffff_0000_u32 as i32));
         for w in 0..4 {
-            let (low, high, at) = (low[w], high[w], 2 * w * VECTOR);
+            let (low, high, at) = (low[w], high[w], 2 * w * VECTOR_BYTES);
             match self {
                 // Two steps of sixteen bits in a word.
                 Elements::F16 => {
                     for step in 0..2 {
-                        let at = at + step * VECTOR;
+                        let at = at + step * VECTOR_BYTES;
                         put_low_halves(s, out, at, s.shr_i(low, 16 * step));
-                        put_low_halves(s, out, at + VECTOR / 2, s.shr_i(high, 16 * step));
+                        put_low_halves(s, out, at + VECTOR_BYTES / 2, s.shr_i(high, 16 * step));
                     }
                 }
                 // The same with features `j` and `j + 16` in one lane.
@@ -377,12 +377,12 @@ impl<S: Simd> Transposed<S> for Elements {
                     let step = s.or_i(s.and_i(low, first), s.shl_i(high, 16));
                     put_vector(s, out, at, step);
                     let step = s.or_i(s.shr_i(low, 16), s.and_i(high, second));
-                    put_vector(s, out, at + VECTOR, step);
+                    put_vector(s, out, at + VECTOR_BYTES, step);
                 }
                 // Two inputs of bf16 that follow one another are a lane already.
                 _ => {
                     put_vector(s, out, at, low);
-                    put_vector(s, out, at + VECTOR, high);
+                    put_vector(s, out, at + VECTOR_BYTES, high);
                 }
             }
         }

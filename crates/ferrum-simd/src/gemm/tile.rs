@@ -5,7 +5,7 @@
 //! every level and every split of the work give the same bits. (Dot products of bf16 are such chains of
 //! their own, at the levels that have them.)
 
-use super::lane::{Lane, Single};
+use super::lane::{F32Lane, Lane};
 use crate::simd::{LANES, Simd};
 use std::marker::PhantomData;
 
@@ -36,7 +36,7 @@ pub(crate) use with_rows;
 
 /// Rows of `A`: element `(i, k)` is at `ptr + i·row + k·step`.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct ARows {
     pub(crate) ptr: *const f32,
     pub(crate) row: usize,
     pub(crate) step: usize,
@@ -63,7 +63,7 @@ pub(crate) struct LaneColumns<L> {
 }
 
 /// Row-major f32.
-pub(crate) type F32Columns = LaneColumns<Single>;
+pub(crate) type F32Columns = LaneColumns<F32Lane>;
 
 impl<L: Lane> LaneColumns<L> {
     /// Rows of `stride` lanes.
@@ -107,27 +107,27 @@ impl<L: Lane> SplitColumns for LaneColumns<L> {
     }
 }
 
-/// Columns that ask for other memory, which comes next, while they are read themselves.
+/// Columns that prefetch the memory that is read next while they are read themselves.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead<C> {
+pub(crate) struct Prefetching<C> {
     pub(crate) columns: C,
     pub(crate) next: *const u8,
-    /// 1/256 bytes of `next` for each row.
-    pub(crate) pace: usize,
+    /// How far the prefetch in `next` advances for each row, in 1/256 bytes.
+    pub(crate) prefetch_step: usize,
 }
 
-impl<C: Columns> Columns for Ahead<C> {
+impl<C: Columns> Columns for Prefetching<C> {
     type Lane = C::Lane;
 
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
-        s.prefetch(self.next.wrapping_add(k * self.pace / 256));
+        s.prefetch(self.next.wrapping_add(k * self.prefetch_step / 256));
         // SAFETY: the caller's contract.
         unsafe { self.columns.at::<S, NV>(s, k) }
     }
 }
 
-impl<C: SplitColumns> SplitColumns for Ahead<C> {
+impl<C: SplitColumns> SplitColumns for Prefetching<C> {
     #[inline(always)]
     fn right(self) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl<C: SplitColumns> SplitColumns for Ahead<C> {
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: usize>(
     s: S,
-    a: Rows,
+    a: ARows,
     b: C,
     k: usize,
     acc: &mut [[S::V; NV]; MR],
@@ -164,16 +164,16 @@ pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: us
     *acc = sums;
 }
 
-/// A block of `C`: element `(i, j)` is at `ptr + i·stride + j`; columns from `cols` on do not exist.
+/// A tile of `C`: element `(i, j)` is at `ptr + i·stride + j`; columns from `cols` on do not exist.
 #[derive(Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct OutputTile {
     pub(crate) ptr: *mut f32,
     pub(crate) stride: usize,
     pub(crate) cols: usize,
 }
 
-impl Block {
-    /// The block `cols` columns further right.
+impl OutputTile {
+    /// The tile `cols` columns further right.
     ///
     /// # Safety
     /// The result is only used for columns that exist.
@@ -243,14 +243,14 @@ impl Block {
 /// `C = A · B`, or `C += A · B` when `add`, for up to `PANEL` columns, with the tile of this level.
 ///
 /// # Safety
-/// Those of [`multiply`] and [`Block`], for `MR` rows; `B` has `PANEL` columns.
+/// Those of [`multiply`] and [`OutputTile`], for `MR` rows; `B` has `PANEL` columns.
 #[inline(always)]
 pub(crate) unsafe fn panel<S: Simd, C: SplitColumns, const MR: usize>(
     s: S,
-    a: Rows,
+    a: ARows,
     b: C,
     k: usize,
-    c: Block,
+    c: OutputTile,
     add: bool,
 ) {
     // With a row or two, half a panel is too few chains to hide the latency of an addition.
@@ -271,10 +271,10 @@ pub(crate) unsafe fn panel<S: Simd, C: SplitColumns, const MR: usize>(
 #[inline(always)]
 unsafe fn tile<S: Simd, C: Columns, const MR: usize, const NV: usize>(
     s: S,
-    a: Rows,
+    a: ARows,
     b: C,
     k: usize,
-    c: Block,
+    c: OutputTile,
     add: bool,
 ) {
     // SAFETY: the caller's contract.

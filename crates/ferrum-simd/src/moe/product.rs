@@ -8,7 +8,7 @@
 
 use super::{CpuExperts, Matrices};
 use crate::exec::{Exec, Scratch};
-use crate::gemm::lane::{Lane, Pair, Single};
+use crate::gemm::lane::{Bf16PairLane, F32Lane, Lane};
 use crate::gemm::pack::{Elements, pack_tile};
 use crate::gemm::tile::PANEL;
 use crate::gemm::{self, Columns, GemmMode};
@@ -253,8 +253,8 @@ fn per_pair<const STACKS: usize, F: Epilogue<STACKS>>(
     let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
     let groups = &items[..groups];
     let [dense, quantised] = tiles.map(|tiles| &items[tiles]);
-    pack_lanes::<Single>(exec, &input, dense, floats);
-    pack_lanes::<Pair>(exec, &input, dense, bf16_pairs);
+    pack_lanes::<F32Lane>(exec, &input, dense, floats);
+    pack_lanes::<Bf16PairLane>(exec, &input, dense, bf16_pairs);
     if sizes.bytes > 0 {
         for (acts, stack) in acts.chunks_exact_mut(sizes.bytes).zip(stacks) {
             pack_acts(exec, &input, quantised, &stack.matrices, acts);

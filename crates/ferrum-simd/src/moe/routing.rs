@@ -12,7 +12,7 @@ use std::ops::Range;
 /// scores where experts are ranked by them.
 ///
 /// # Panics
-/// When a slice is shorter than the shape says, or there are more than [`ExpertGroups::MOST`] groups.
+/// When a slice is shorter than the shape says, or there are more than [`ExpertGroups::MAX`] groups.
 pub fn route(
     exec: &Exec,
     (logits, bias): (&[f32], Option<&[f32]>),
@@ -219,7 +219,7 @@ impl Values<'_> {
 /// The groups that a token takes, as bits.
 #[inline(always)]
 fn best_groups<S: Simd>(s: S, values: &Values<'_>, size: usize, groups: ExpertGroups) -> u64 {
-    let mut ranks = [f32::NEG_INFINITY; ExpertGroups::MOST];
+    let mut ranks = [f32::NEG_INFINITY; ExpertGroups::MAX];
     let ranks = &mut ranks[..groups.groups];
     for (group, out) in ranks.iter_mut().enumerate() {
         let mut best = [f32::NEG_INFINITY; 2];

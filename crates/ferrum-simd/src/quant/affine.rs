@@ -8,9 +8,9 @@
 use super::blocks::HalfBlock;
 use super::codes::{LaneCodes, Row, first_of_run, gathered};
 use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
-pub use super::groups::Layer;
-use super::groups::{GroupForm, LONG};
-use super::pack::{Flip, OnFormat, PackedFormat, PackedMatrix, panel_bytes};
+pub use super::groups::GroupQuantWeight;
+use super::groups::{GroupFormat, LONG_GROUP_UNITS};
+use super::pack::{FormatVisitor, PackedFormat, PackedMatrix, SignFlip, panel_bytes};
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
 use crate::isa::{Kernel, Level};
@@ -28,7 +28,7 @@ pub(crate) fn fits(bits: u32, group_of_input: &[usize]) -> bool {
     matches!(bits, 2 | 3 | 4 | 8) && group_lengths(group_of_input).iter().all(whole)
 }
 
-impl<'a> Layer<'a> {
+impl<'a> GroupQuantWeight<'a> {
     /// Looks at a layer; `None` for one that `fits` not, or whose scales f16 cannot hold.
     pub fn new(affine: GroupParams, codes: PackedCodes<'a>) -> Option<Self> {
         // f32 scales of a file lose bits in f16; bf16 ones only below 2^-17, and there less than 2^-25.
@@ -39,9 +39,9 @@ impl<'a> Layer<'a> {
         if !fits(affine.bits, &affine.group_of_input) || !affine.scales.iter().all(held) {
             return None;
         }
-        let long = |&length: &usize| length.is_multiple_of(LONG * UNIT);
+        let long = |&length: &usize| length.is_multiple_of(LONG_GROUP_UNITS * UNIT);
         let middle = 1 << (affine.bits - 1);
-        let form = GroupForm {
+        let form = GroupFormat {
             bits: affine.bits,
             long: group_lengths(&affine.group_of_input).iter().all(long),
             zeros: affine.zeros.iter().any(|&zero| zero != middle),
@@ -61,7 +61,11 @@ impl<'a> Layer<'a> {
     }
 
     /// Packs layers that are alike, one below the other.
-    pub fn pack(exec: &Exec, layers: &[&Layer<'_>], cols: usize) -> Result<PackedMatrix> {
+    pub fn pack(
+        exec: &Exec,
+        layers: &[&GroupQuantWeight<'_>],
+        cols: usize,
+    ) -> Result<PackedMatrix> {
         let packing = Packing::new(exec, layers, cols)?;
         let (first, shape, flip) = (packing.first, packing.shape, packing.flip);
         let data = packing.panels()?.packed(OP, exec)?;
@@ -78,8 +82,8 @@ impl<'a> Layer<'a> {
 /// Layers that are packed, one below the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Packing<'a> {
-    layers: &'a [&'a Layer<'a>],
-    first: &'a Layer<'a>,
+    layers: &'a [&'a GroupQuantWeight<'a>],
+    first: &'a GroupQuantWeight<'a>,
     shape: MatShape,
     /// What the level flips in signed bytes.
     flip: u8,
@@ -87,7 +91,11 @@ pub(crate) struct Packing<'a> {
 
 impl<'a> Packing<'a> {
     /// Layers that are alike.
-    pub(crate) fn new(exec: &Exec, layers: &'a [&'a Layer<'a>], cols: usize) -> Result<Self> {
+    pub(crate) fn new(
+        exec: &Exec,
+        layers: &'a [&'a GroupQuantWeight<'a>],
+        cols: usize,
+    ) -> Result<Self> {
         let Some(first) = layers.first() else {
             return Err(Error::invalid(OP, "there is no layer"));
         };
@@ -97,7 +105,7 @@ impl<'a> Packing<'a> {
             layers,
             first,
             shape: MatShape { rows, cols },
-            flip: exec.level.run_bytes(Flip),
+            flip: exec.level.run_bytes(SignFlip),
         })
     }
 
@@ -109,7 +117,7 @@ impl<'a> Packing<'a> {
     }
 }
 
-impl<'a> OnFormat for Packing<'a> {
+impl<'a> FormatVisitor for Packing<'a> {
     type Output = Box<dyn PanelSource + 'a>;
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) -> Self::Output {
@@ -202,7 +210,7 @@ impl<C: CodeLayout, F: ScaleLayout> PanelSource for Source<'_, C, F> {
 /// Stores rows of layers as the features of panels. A block of all panels is written before the next, so that
 /// what they share of a line is in a cache.
 struct PackPanels<'a, C, F> {
-    first: &'a Layer<'a>,
+    first: &'a GroupQuantWeight<'a>,
     rows: &'a [Row<'a>],
     /// Those of sixteen rows each.
     codes: &'a [LaneCodes<'a>],
@@ -286,19 +294,19 @@ impl<C: CodeLayout, F: ScaleLayout> PackPanels<'_, C, F> {
 #[inline(always)]
 fn scales_and_minimums<S: Simd>(s: S, rows: &[Row<'_>], run: Row<'_>, group: usize) -> [S::I; 2] {
     let (mut scales, mut minimums) = ([0.0; LANES], [0; LANES]);
-    if let Some((Layer { affine, form, .. }, row)) = run {
+    if let Some((GroupQuantWeight { affine, form, .. }, row)) = run {
         let at = group * affine.out_features + row;
         scales.copy_from_slice(&affine.scales[at..][..LANES]);
-        let (zeros, middle) = (&affine.zeros[at..][..LANES], form.middle());
+        let (zeros, middle) = (&affine.zeros[at..][..LANES], form.symmetric_zero());
         for (i, minimum) in minimums.iter_mut().enumerate() {
             *minimum = i32::from(zeros[i].wrapping_sub(middle));
         }
     } else {
         for (i, row) in rows.iter().enumerate() {
-            if let Some((Layer { affine, form, .. }, row)) = row {
+            if let Some((GroupQuantWeight { affine, form, .. }, row)) = row {
                 let at = group * affine.out_features + row;
                 scales[i] = affine.scales[at];
-                minimums[i] = i32::from(affine.zeros[at].wrapping_sub(form.middle()));
+                minimums[i] = i32::from(affine.zeros[at].wrapping_sub(form.symmetric_zero()));
             }
         }
     }

@@ -8,7 +8,7 @@ use super::format::{
     BitPlanes, ByteCodes, CodeLayout, E8m0Scales, F16Scales, LookupCodes, STEPS, ScaleLayout,
     SuperBlockScales,
 };
-use crate::panels::{LaneRows, TAKEN, field};
+use crate::panels::{LaneRows, ROW_CHUNK_BYTES, extract_bits};
 use crate::simd::{Simd, exchange};
 use ferrum_types::GgufQuantType;
 use std::marker::PhantomData;
@@ -163,7 +163,7 @@ types! {
 fn of_nibbles<S: Simd>(s: S, words: [S::I; 4]) -> [S::I; STEPS] {
     let mut steps = [s.splat_i(0); STEPS];
     for (t, step) in steps.iter_mut().enumerate() {
-        *step = field(s, words[t % 4], t / 4 * 4, FOUR_BITS);
+        *step = extract_bits(s, words[t % 4], t / 4 * 4, FOUR_BITS);
     }
     steps
 }
@@ -205,7 +205,7 @@ fn five_bits<S: Simd, C: CodeLayout, F: ScaleLayout>(
     let mut steps = of_nibbles(s, rows.words(s, at + codes));
     let fifths = by_steps(s, fifths);
     for (t, step) in steps.iter_mut().enumerate() {
-        *step = s.or_i(*step, s.shl_i(field(s, fifths, t, ONE_BIT), 4));
+        *step = s.or_i(*step, s.shl_i(extract_bits(s, fifths, t, ONE_BIT), 4));
     }
     let minimum = taken_off(&out, s.shr_i(first, 16));
     out.only(first, minimum, &steps);
@@ -267,10 +267,10 @@ fn iq4_xs<S: Simd, C: CodeLayout, F: ScaleLayout>(
     let [first, low, _, _] = rows.words(s, at);
     out.head(first, s.splat_i(0));
     for u in 0..F::UNITS {
-        let high = field(s, first, 16 + 2 * u, 3);
-        let scale = s.or_i(field(s, low, 4 * u, 0x0f), s.shl_i(high, 4));
+        let high = extract_bits(s, first, 16 + 2 * u, 3);
+        let scale = s.or_i(extract_bits(s, low, 4 * u, 0x0f), s.shl_i(high, 4));
         let scale = out.less_32(scale);
-        let steps = of_nibbles(s, rows.words(s, at + 8 + u * TAKEN));
+        let steps = of_nibbles(s, rows.words(s, at + 8 + u * ROW_CHUNK_BYTES));
         out.unit(u, &steps, scale, s.splat_i(0));
     }
 }
@@ -302,7 +302,7 @@ fn q2_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     let s = out.s;
     // Scales (low halves) and minimums (high ones), 64 bytes of codes, two f16.
     let scales = rows.words(s, at);
-    let last = rows.words(s, at + 84 - TAKEN)[3];
+    let last = rows.words(s, at + 84 - ROW_CHUNK_BYTES)[3];
     out.head(last, s.shr_i(last, 16));
     for c in 0..2 {
         let codes = by_units::<S, 2>(s, rows.eight_words(s, at + 16 + 32 * c));
@@ -312,7 +312,7 @@ fn q2_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
             let u = 4 * c + i;
             let pair = s.shr_i(scales[u / 2], u % 2 * 16);
             let scale = s.and_i(pair, s.splat_i(FOUR_BITS));
-            out.vectors(u, &vectors, scale, field(s, pair, 4, FOUR_BITS));
+            out.vectors(u, &vectors, scale, extract_bits(s, pair, 4, FOUR_BITS));
         }
     }
 }
@@ -329,7 +329,7 @@ fn q3_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     let [_, low, lows, highs] = rows.words(s, at + 92);
     let lows = [low, lows];
     out.head(
-        s.shr_i(rows.words(s, at + 110 - TAKEN)[3], 16),
+        s.shr_i(rows.words(s, at + 110 - ROW_CHUNK_BYTES)[3], 16),
         s.splat_i(0),
     );
     for c in 0..2 {
@@ -340,8 +340,8 @@ fn q3_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
             let vectors = [low, high, ones, ones, ones, ones, ones, ones];
             // Scales 4g to 4g + 3 are the bytes of a word, two for a unit.
             let g = u / 2;
-            let low = field(s, lows[g % 2], g / 2 * 4, FOUR_BITS);
-            let high = s.shl_i(field(s, highs, 2 * g, TWO_BITS), 4);
+            let low = extract_bits(s, lows[g % 2], g / 2 * 4, FOUR_BITS);
+            let high = s.shl_i(extract_bits(s, highs, 2 * g, TWO_BITS), 4);
             let scales = out.less_32(s.or_i(low, high));
             out.vectors(u, &vectors, s.shr_i(scales, u % 2 * 16), s.splat_i(0));
         }
@@ -363,9 +363,12 @@ fn k_scales<S: Simd, C: CodeLayout, F: ScaleLayout>(
     let (high, top) = (0x3030_3030, 2);
     let later_scales = s.or_i(
         s.and_i(low, s.splat_i(FOUR_BITS)),
-        field(s, scales, top, high),
+        extract_bits(s, scales, top, high),
     );
-    let later_minimums = s.or_i(field(s, low, 4, FOUR_BITS), field(s, minimums, top, high));
+    let later_minimums = s.or_i(
+        extract_bits(s, low, 4, FOUR_BITS),
+        extract_bits(s, minimums, top, high),
+    );
     (
         [s.and_i(scales, six), later_scales],
         [s.and_i(minimums, six), later_minimums],
@@ -428,7 +431,7 @@ fn q6_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
     // 128 bytes of low bits, 64 of high ones, sixteen scales, an f16.
     let scales = rows.words(s, at + 192);
     out.head(
-        s.shr_i(rows.words(s, at + 210 - TAKEN)[3], 16),
+        s.shr_i(rows.words(s, at + 210 - ROW_CHUNK_BYTES)[3], 16),
         s.splat_i(0),
     );
     for c in 0..2 {
@@ -440,8 +443,8 @@ fn q6_k<S: Simd, C: CodeLayout, F: ScaleLayout>(
         for i in 0..4 {
             let mut steps = [s.splat_i(0); STEPS];
             for (t, step) in steps.iter_mut().enumerate() {
-                let high = s.shl_i(field(s, high[t], 2 * i, TWO_BITS), 4);
-                *step = s.or_i(field(s, low[i % 2][t], i / 2 * 4, FOUR_BITS), high);
+                let high = s.shl_i(extract_bits(s, high[t], 2 * i, TWO_BITS), 4);
+                *step = s.or_i(extract_bits(s, low[i % 2][t], i / 2 * 4, FOUR_BITS), high);
             }
             let u = 4 * c + i;
             let scales = s.shr_i(scales[u / 2], u % 2 * 16);

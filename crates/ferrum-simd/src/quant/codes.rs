@@ -1,13 +1,13 @@
 //! Codes of group schemes, of sixteen features at once: steps of panels from the words of a file.
 
 use super::format::{CodeLayout, STEPS, UNIT};
-use super::groups::Layer;
-use crate::panels::{LaneRows, field, put_low_bytes};
+use super::groups::GroupQuantWeight;
+use crate::panels::{LaneRows, extract_bits, put_low_bytes};
 use crate::simd::{LANES, Simd, exchange};
 use ferrum_quant::affine::{COLUMN_SHIFTS, PackedCodes};
 
 /// A layer, and one of its rows.
-pub(super) type Row<'a> = Option<(&'a Layer<'a>, usize)>;
+pub(super) type Row<'a> = Option<(&'a GroupQuantWeight<'a>, usize)>;
 
 /// The first of sixteen rows that follow one another in one layer.
 pub(super) fn first_of_run<'a>(rows: &[Row<'a>]) -> Row<'a> {
@@ -276,7 +276,7 @@ fn of_interleaved<S: Simd>(s: S, words: &[[u8; 4]], stride: usize, first: usize)
         // SAFETY: four words of four bytes each.
         let eights = unsafe { s.load_rows(&rows, 0) };
         for (column, codes) in codes.iter_mut().enumerate() {
-            let code = field(
+            let code = extract_bits(
                 s,
                 eights[column / 8],
                 COLUMN_SHIFTS[column % 8] as usize,

@@ -7,7 +7,7 @@
 
 use crate::gemm::tile::PANEL;
 use crate::math::MAGIC;
-use crate::panels::{VECTOR, field, put_low_bytes, put_low_halves, put_vector};
+use crate::panels::{VECTOR_BYTES, extract_bits, put_low_bytes, put_low_halves, put_vector};
 use crate::simd::{LANES, Simd};
 use half::f16;
 
@@ -20,7 +20,7 @@ pub trait CodeLayout: Copy + Send + Sync + 'static {
     /// Bytes of a unit.
     const BYTES: usize;
     /// Vectors of a half of it.
-    const VECTORS: usize = Self::BYTES / (2 * VECTOR);
+    const VECTORS: usize = Self::BYTES / (2 * VECTOR_BYTES);
     /// Parts that a code is put together from.
     const PARTS: usize;
     /// Whether codes are signed bytes, for [`wide`](crate::simd::ByteProducts::wide); else they are unsigned and below 64.
@@ -95,9 +95,12 @@ impl<const BITS: usize, const ZERO: i32> BitPlanes<BITS, ZERO> {
     fn parts(j: usize, k: usize) -> impl Iterator<Item = ((usize, usize), usize)> {
         let (half, lane) = (j / LANES, j % LANES);
         let (t, byte) = (k / 4, 4 * lane + k % 4);
-        let fours = ((half * 4 + t % 4) * VECTOR + byte, t / 4 * 4);
-        let twos = (Self::FOURS + (half * 2 + t / 4) * VECTOR + byte, t % 4 * 2);
-        let ones = (Self::FOURS + Self::TWOS + half * VECTOR + byte, t);
+        let fours = ((half * 4 + t % 4) * VECTOR_BYTES + byte, t / 4 * 4);
+        let twos = (
+            Self::FOURS + (half * 2 + t / 4) * VECTOR_BYTES + byte,
+            t % 4 * 2,
+        );
+        let ones = (Self::FOURS + Self::TWOS + half * VECTOR_BYTES + byte, t);
         let all = [
             (Self::FOURS, (fours, 4)),
             (Self::TWOS, (twos, 2)),
@@ -138,7 +141,7 @@ impl<const BITS: usize, const ZERO: i32> CodeLayout for BitPlanes<BITS, ZERO> {
         let mut add = |v: S::I| code = Some(code.map_or(v, |code| s.or_i(code, v)));
         if Self::FOURS > 0 {
             add(part(
-                load((half * 4 + t % 4) * VECTOR),
+                load((half * 4 + t % 4) * VECTOR_BYTES),
                 t / 4 * 4,
                 0x0f0f_0f0f,
                 0,
@@ -146,11 +149,11 @@ impl<const BITS: usize, const ZERO: i32> CodeLayout for BitPlanes<BITS, ZERO> {
         }
         if Self::TWOS > 0 {
             let to = if BITS == 6 { Self::SECOND } else { 0 };
-            let v = load(Self::FOURS + (half * 2 + t / 4) * VECTOR);
+            let v = load(Self::FOURS + (half * 2 + t / 4) * VECTOR_BYTES);
             add(part(v, t % 4 * 2, 0x0303_0303, to));
         }
         if Self::ONES > 0 {
-            let v = load(Self::FOURS + Self::TWOS + half * VECTOR);
+            let v = load(Self::FOURS + Self::TWOS + half * VECTOR_BYTES);
             add(part(v, t, 0x0101_0101, Self::SECOND));
         }
         code.unwrap_or(s.splat_i(0))
@@ -167,7 +170,7 @@ impl<const BITS: usize, const ZERO: i32> CodeLayout for BitPlanes<BITS, ZERO> {
                 Self::SECOND
             };
             let mask = ((1 << width) - 1) * 0x0101_0101;
-            s.shl_i(field(s, steps[t], from, mask), bit)
+            s.shl_i(extract_bits(s, steps[t], from, mask), bit)
         };
         let mut vectors = [s.splat_i(0); STEPS];
         let mut count = 0;
@@ -197,13 +200,16 @@ impl<const BITS: usize, const ZERO: i32> CodeLayout for BitPlanes<BITS, ZERO> {
 
     #[inline(always)]
     fn place(half: usize, i: usize) -> usize {
-        let (fours, twos) = (Self::FOURS / (2 * VECTOR), Self::TWOS / (2 * VECTOR));
+        let (fours, twos) = (
+            Self::FOURS / (2 * VECTOR_BYTES),
+            Self::TWOS / (2 * VECTOR_BYTES),
+        );
         if i < fours {
-            (half * fours + i) * VECTOR
+            (half * fours + i) * VECTOR_BYTES
         } else if i < fours + twos {
-            Self::FOURS + (half * twos + i - fours) * VECTOR
+            Self::FOURS + (half * twos + i - fours) * VECTOR_BYTES
         } else {
-            Self::FOURS + Self::TWOS + half * VECTOR
+            Self::FOURS + Self::TWOS + half * VECTOR_BYTES
         }
     }
 
@@ -235,7 +241,7 @@ impl CodeLayout for ByteCodes {
     #[inline(always)]
     unsafe fn step<S: Simd>(self, s: S, unit: *const u8, half: usize, t: usize) -> S::I {
         // SAFETY: the caller's contract.
-        unsafe { s.load_i(unit.add((half * STEPS + t) * VECTOR)) }
+        unsafe { s.load_i(unit.add((half * STEPS + t) * VECTOR_BYTES)) }
     }
 
     #[inline(always)]
@@ -249,7 +255,7 @@ impl CodeLayout for ByteCodes {
 
     #[inline(always)]
     fn place(half: usize, i: usize) -> usize {
-        (half * STEPS + i) * VECTOR
+        (half * STEPS + i) * VECTOR_BYTES
     }
 
     fn get(unit: &[u8], j: usize, k: usize, flip: u8) -> u8 {
@@ -259,7 +265,7 @@ impl CodeLayout for ByteCodes {
 
 /// Where a byte for itself lies.
 fn byte_place(j: usize, k: usize) -> usize {
-    (j / LANES * STEPS + k / 4) * VECTOR + 4 * (j % LANES) + k % 4
+    (j / LANES * STEPS + k / 4) * VECTOR_BYTES + 4 * (j % LANES) + k % 4
 }
 
 type Nibbles = BitPlanes<4, 0>;
@@ -437,7 +443,7 @@ pub struct SuperBlockScales<const SUBS: usize, const MIN: bool>;
 /// Stores the f16 of each lane as f32 from byte `at` on.
 #[inline(always)]
 fn put_f32<S: Simd>(s: S, out: &mut [u8], at: usize, v: S::I) {
-    let (mut halves, out) = ([0u16; LANES], &mut out[at..at + VECTOR]);
+    let (mut halves, out) = ([0u16; LANES], &mut out[at..at + VECTOR_BYTES]);
     // SAFETY: the array has sixteen elements, and so many f32 have room.
     unsafe {
         s.store_low_halves(halves.as_mut_ptr(), v);
@@ -493,9 +499,9 @@ impl<const SUBS: usize, const MIN: bool> ScaleLayout for SuperBlockScales<SUBS, 
     /// Both in f16.
     #[inline(always)]
     fn put_head<S: Simd>(s: S, head: &mut [u8], half: usize, scale: S::I, minimum: S::I) {
-        put_f32(s, head, VECTOR * half, scale);
+        put_f32(s, head, VECTOR_BYTES * half, scale);
         if MIN {
-            put_f32(s, head, 4 * PANEL + VECTOR * half, minimum);
+            put_f32(s, head, 4 * PANEL + VECTOR_BYTES * half, minimum);
         }
     }
 
@@ -573,8 +579,8 @@ pub const fn block_bytes<C: CodeLayout, F: ScaleLayout>() -> usize {
     F::BLOCK_HEADER_BYTES + F::UNITS * (F::UNIT_SCALE_BYTES + C::BYTES)
 }
 
-/// Work that is written once for every pair of formats.
-pub trait OnFormat {
+/// A generic function of a pair of formats.
+pub trait FormatVisitor {
     /// What [`run`](Self::run) returns.
     type Output;
 

@@ -1,9 +1,9 @@
 //! ggml blocks into panels, once, at load.
 
 use super::blocks::{Blocks, HalfBlock, OnBlocks, with_blocks};
-pub use super::format::OnFormat;
+pub use super::format::FormatVisitor;
 use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
-use super::groups::GroupForm;
+use super::groups::GroupFormat;
 use crate::exec::Exec;
 use crate::gemm::tile::PANEL;
 use crate::isa::{ByteKernel, Kernel, Level};
@@ -11,7 +11,7 @@ use crate::memory::SharedBytes;
 use crate::panels::{LaneRows, PanelSource, first_lanes};
 use crate::simd::{ByteProducts, LANES, Simd};
 use ferrum_quant::unpack::{CodeValues, code_values};
-use ferrum_quant::weights::{GgufRows, quant_part};
+use ferrum_quant::weights::{GgufRows, check_quant_rows};
 use ferrum_types::{Error, GgufQuantType, MatShape, Result};
 use std::marker::PhantomData;
 
@@ -22,7 +22,7 @@ const OP: &str = "load_quant";
 pub struct PackedMatrix {
     pub(crate) shape: MatShape,
     pub(crate) form: PackedFormat,
-    /// What the level flips in signed bytes.
+    /// The bits of signed bytes that the level flips, so that they are multiplied as unsigned ones.
     pub(crate) flip: u8,
     /// The input features of its columns, where they are not in their own order.
     pub(crate) order: Option<Vec<u32>>,
@@ -35,12 +35,12 @@ pub(crate) enum PackedFormat {
     /// ggml blocks.
     Blocks(GgufQuantType),
     /// Groups with a scale and a zero point.
-    Groups(GroupForm),
+    Groups(GroupFormat),
 }
 
 impl PackedFormat {
     /// Runs `work` with the formats of this form; `None` for a type that is not packed.
-    pub(crate) fn with<W: OnFormat>(self, flip: u8, work: W) -> Option<W::Output> {
+    pub(crate) fn with<W: FormatVisitor>(self, flip: u8, work: W) -> Option<W::Output> {
         match self {
             PackedFormat::Blocks(ty) => with_format(ty, flip, work),
             PackedFormat::Groups(form) => form.with(work),
@@ -56,10 +56,10 @@ impl PackedFormat {
     }
 }
 
-/// What the level flips in signed bytes.
-pub struct Flip;
+/// The bits of signed bytes that the level flips, so that they are multiplied as unsigned ones.
+pub struct SignFlip;
 
-impl ByteKernel for Flip {
+impl ByteKernel for SignFlip {
     type Output = u8;
 
     #[inline(always)]
@@ -68,13 +68,17 @@ impl ByteKernel for Flip {
     }
 }
 
-/// Whether weights of this type are packed here, and not expanded.
+/// Whether weights of this type are packed here, and not dequantised.
 pub fn is_packed(ty: GgufQuantType) -> bool {
     code_values(ty).is_some()
 }
 
 /// Runs `work` with the formats of `ty`; `None` for a type that is not packed.
-pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> Option<W::Output> {
+pub(crate) fn with_format<W: FormatVisitor>(
+    ty: GgufQuantType,
+    flip: u8,
+    work: W,
+) -> Option<W::Output> {
     let table = match code_values(ty)? {
         CodeValues::Table(table) => table.map(|x| x as u8 ^ flip),
         _ => [0; 16],
@@ -82,13 +86,13 @@ pub(crate) fn with_format<W: OnFormat>(ty: GgufQuantType, flip: u8, work: W) -> 
     with_blocks(ty, Formats { table, work })
 }
 
-/// [`OnFormat`] for the formats of blocks.
+/// [`FormatVisitor`] for the formats of blocks.
 struct Formats<W> {
     table: [u8; 16],
     work: W,
 }
 
-impl<W: OnFormat> OnBlocks for Formats<W> {
+impl<W: FormatVisitor> OnBlocks for Formats<W> {
     type Output = W::Output;
 
     fn run<B: Blocks>(self) -> W::Output {
@@ -146,7 +150,7 @@ impl PackedMatrix {
     }
 
     /// Runs `work` with the formats of this matrix.
-    pub fn with<W: OnFormat>(&self, work: W) -> Result<W::Output> {
+    pub fn with<W: FormatVisitor>(&self, work: W) -> Result<W::Output> {
         let found = self.form.with(self.flip, work);
         found.ok_or_else(|| Error::invalid("gemm_quant", format!("{:?} is not packed", self.form)))
     }
@@ -202,7 +206,7 @@ impl<'a> Packing<'a> {
         let mut row_bytes = 0;
         let mut rows = 0usize;
         for part in parts {
-            row_bytes = quant_part(OP, part, cols)?;
+            row_bytes = check_quant_rows(OP, part, cols)?;
             rows = rows
                 .checked_add(part.rows)
                 .ok_or_else(|| Error::invalid(OP, "the rows of all parts overflow"))?;
@@ -218,7 +222,7 @@ impl<'a> Packing<'a> {
             row_bytes,
             shape: MatShape { rows, cols },
             count,
-            flip: exec.level.run_bytes(Flip),
+            flip: exec.level.run_bytes(SignFlip),
         })
     }
 
@@ -343,7 +347,7 @@ struct ReadRow<'a> {
     out: &'a mut [f32],
 }
 
-impl OnFormat for ReadRow<'_> {
+impl FormatVisitor for ReadRow<'_> {
     type Output = ();
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) {

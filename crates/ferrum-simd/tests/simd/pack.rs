@@ -8,9 +8,9 @@ use ferrum_quant::weights::GgufRows;
 use ferrum_quant::{awq, gptq};
 use ferrum_simd::fp8;
 use ferrum_simd::gemm::{CpuWeight, PANEL};
-use ferrum_simd::quant::affine::Layer;
+use ferrum_simd::quant::affine::GroupQuantWeight;
 use ferrum_simd::quant::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
-use ferrum_simd::quant::pack::{Flip, OnFormat, PackedMatrix, panel_bytes};
+use ferrum_simd::quant::pack::{FormatVisitor, PackedMatrix, SignFlip, panel_bytes};
 use ferrum_types::{GgufQuantType, MatShape, SrcDtype, WeightPart};
 use half::f16;
 
@@ -28,7 +28,7 @@ struct Compare<'a> {
     expected: Number<'a>,
 }
 
-impl OnFormat for Compare<'_> {
+impl FormatVisitor for Compare<'_> {
     type Output = ();
 
     fn run<C: CodeLayout, F: ScaleLayout>(self, _: C, _: F) {
@@ -61,7 +61,7 @@ impl OnFormat for Compare<'_> {
 }
 
 fn compare(what: String, run: &Run, weight: &PackedMatrix, expected: Number<'_>) {
-    let flip = run.exec.level.run_bytes(Flip);
+    let flip = run.exec.level.run_bytes(SignFlip);
     let what = format!("{what}, {run}");
     let work = Compare {
         what,
@@ -136,7 +136,7 @@ fn compare_layers(what: &str, layers: Vec<(GroupParams, PackedCodes<'_>)>) {
     let cols = layers[0].0.in_features;
     let layers: Vec<_> = layers
         .into_iter()
-        .map(|(affine, codes)| Layer::new(affine, codes).unwrap())
+        .map(|(affine, codes)| GroupQuantWeight::new(affine, codes).unwrap())
         .collect();
     let expected = |mut row: usize, k: usize| {
         let mut of_row = layers.iter();
@@ -162,7 +162,7 @@ fn compare_layers(what: &str, layers: Vec<(GroupParams, PackedCodes<'_>)>) {
     };
     for run in runs() {
         let layers: Vec<_> = layers.iter().collect();
-        let weight = Layer::pack(&run.exec, &layers, cols).unwrap();
+        let weight = GroupQuantWeight::pack(&run.exec, &layers, cols).unwrap();
         compare(what.into(), &run, &weight, &expected);
     }
 }

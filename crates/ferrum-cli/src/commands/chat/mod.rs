@@ -19,7 +19,7 @@ use commands::{HELP, Line};
 use conversation::Conversation;
 pub(super) use conversation::{Turn, Window};
 use editor::{Editor, Input};
-use ferrum_engine::{FinishReason, Generation, GenerationStats, Session, generate};
+use ferrum_engine::{FinishReason, GenerationParams, GenerationStats, Session, generate};
 use ferrum_types::TokenId;
 pub(super) use session::KeptSession;
 use settings::Settings;
@@ -46,7 +46,7 @@ pub(super) struct Start<'a> {
 pub(super) fn chat(
     session: &mut Session,
     encoder: &PromptEncoder,
-    generation: Generation,
+    generation: GenerationParams,
     start: Start<'_>,
 ) -> Outcome {
     // Ctrl-C is a signal while an answer runs; while a line is edited the editor sees it as a key.

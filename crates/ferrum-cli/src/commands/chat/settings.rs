@@ -2,7 +2,7 @@
 
 use crate::args::Seed;
 use crate::commands::generation::fresh_seed;
-use ferrum_engine::{Generation, SamplingParams};
+use ferrum_engine::{GenerationParams, SamplingParams};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::str::FromStr;
@@ -25,14 +25,14 @@ const NO_BOUND: &str = "none";
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// All but the seed.
-    generation: Generation,
+    generation: GenerationParams,
     seed: Seed,
     /// Whether each answer is followed by how long it took.
     pub(super) verbose: bool,
 }
 
 impl Settings {
-    pub(super) fn new(generation: Generation, seed: Seed, verbose: bool) -> Self {
+    pub(super) fn new(generation: GenerationParams, seed: Seed, verbose: bool) -> Self {
         Self {
             generation,
             seed,
@@ -41,7 +41,7 @@ impl Settings {
     }
 
     /// How the next answer is generated.
-    pub(super) fn generation(&self) -> Generation {
+    pub(super) fn generation(&self) -> GenerationParams {
         let mut generation = self.generation.clone();
         generation.sampling.seed = self.seed.fixed().unwrap_or_else(fresh_seed);
         generation
@@ -171,9 +171,9 @@ mod tests {
     use super::*;
 
     fn settings() -> Settings {
-        let generation = Generation {
+        let generation = GenerationParams {
             max_tokens: usize::MAX,
-            ..Generation::default()
+            ..GenerationParams::default()
         };
         Settings::new(generation, Seed::Fresh, false)
     }

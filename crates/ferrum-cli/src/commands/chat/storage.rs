@@ -230,10 +230,10 @@ pub(super) fn private_file(path: &Path, fresh: bool) -> std::io::Result<File> {
 mod tests {
     use super::*;
     use crate::args::Seed;
-    use ferrum_engine::Generation;
+    use ferrum_engine::GenerationParams;
 
     fn settings() -> Settings {
-        Settings::new(Generation::default(), Seed::Fresh, false)
+        Settings::new(GenerationParams::default(), Seed::Fresh, false)
     }
 
     fn talk() -> Conversation {

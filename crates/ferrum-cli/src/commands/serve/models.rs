@@ -8,9 +8,9 @@ use crate::{hub, load_model};
 use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
-    DraftRunner, Engine, EngineConfig, EngineOffload, HeadLoad, KeptWeights, KvDtype, KvOffload,
-    MemoryShare, OffloadConfig, Placement, Runners, SamplingParams, StepRunner, TaskConfig,
-    TaskEngine,
+    DraftHeadLoad, DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype,
+    KvOffload, MemoryShare, OffloadConfig, Placement, Runners, SamplingParams, StepRunner,
+    TaskConfig, TaskEngine,
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
@@ -311,7 +311,7 @@ fn load(
         sizes.max_tokens = sizes.max_tokens.max(least);
     }
     let head = match &drafts {
-        Drafts::Head(head) => Some(HeadLoad {
+        Drafts::Head(head) => Some(DraftHeadLoad {
             head,
             config: head_sizes(sizes),
         }),

@@ -2,7 +2,7 @@
 //!
 //! Mostly one device has them all. [`StageList`] is what `--layers` says where several share them: stages in the order of
 //! their layers, each on a device; [`GpuLayers`] is what `--gpu-layers` says. All that depends on where a model runs is asked
-//! here: the memory that each device needs, what is expanded when it is loaded, and the loading itself.
+//! here: the memory that each device needs, what is dequantised when it is loaded, and the loading itself.
 
 mod gpu_layers;
 mod memory;
@@ -42,7 +42,7 @@ pub struct PlacedStage {
 
 /// A draft head that is loaded with its model, and the sizes of its steps.
 #[derive(Clone, Copy)]
-pub struct HeadLoad<'a> {
+pub struct DraftHeadLoad<'a> {
     /// The head.
     pub head: &'a DraftHead,
     /// Its sizes.
@@ -53,8 +53,8 @@ pub struct HeadLoad<'a> {
 pub struct LoadedParts {
     /// The model.
     pub session: Session,
-    /// A runner of its draft head, where there is one.
-    pub head: Option<Box<dyn StepRunner>>,
+    /// The runner of its draft head, where there is one.
+    pub draft_head: Option<Box<dyn StepRunner>>,
     /// What the cache of packed weights did, where there is one.
     pub kept: Option<KeptWeights>,
 }
@@ -202,22 +202,22 @@ impl Placement {
         &self.last.device
     }
 
-    /// What of quantised weights is expanded to floats when the model is loaded, on whichever of the devices.
-    pub fn expanded_types(&self, model: &Model) -> Vec<String> {
+    /// The quantised types that are dequantised to floats when the model is loaded, on any of the devices.
+    pub fn dequantized_types(&self, model: &Model) -> Vec<String> {
         let mut all: Vec<_> = self
             .stages()
-            .flat_map(|placed| placed.device.expanded_types(model))
+            .flat_map(|placed| placed.device.dequantized_types(model))
             .collect();
         all.sort();
         all.dedup();
         all
     }
 
-    /// The types that they are expanded to, on each device that expands some.
-    pub fn expanded_to(&self, model: &Model) -> impl Iterator<Item = SrcDtype> {
+    /// The types that they are dequantised to, on each device that dequantises some.
+    pub fn dequantized_dtypes(&self, model: &Model) -> impl Iterator<Item = SrcDtype> {
         self.stages()
-            .filter(|placed| !placed.device.expanded_types(model).is_empty())
-            .map(|placed| placed.device.weight_policy(model).expanded())
+            .filter(|placed| !placed.device.dequantized_types(model).is_empty())
+            .map(|placed| placed.device.weight_policy(model).dequantized_dtype())
     }
 
     /// Bytes of weights that one decode step of one sequence reads.
@@ -316,7 +316,7 @@ impl Placement {
         &self,
         model: &Model,
         (config, kv): (RunnerConfig, KvDtype),
-        head: Option<HeadLoad<'_>>,
+        head: Option<DraftHeadLoad<'_>>,
         progress: LoadProgress<'_>,
     ) -> Result<(Session, Option<Box<dyn StepRunner>>)> {
         let before: Vec<_> = self.stages().map(|placed| placed.device.info()).collect();
@@ -337,7 +337,7 @@ impl Placement {
         &self,
         model: &Model,
         (config, kv): (RunnerConfig, KvDtype),
-        head: Option<HeadLoad<'_>>,
+        head: Option<DraftHeadLoad<'_>>,
         progress: LoadProgress<'_>,
     ) -> Result<Runners> {
         if let Some(ranks) = &self.ranks {
@@ -407,7 +407,7 @@ impl Placement {
         &self,
         model: &Model,
         sizes: (RunnerConfig, KvDtype),
-        (head, cache): (Option<HeadLoad<'_>>, Option<&WeightCache>),
+        (head, cache): (Option<DraftHeadLoad<'_>>, Option<&WeightCache>),
         progress: LoadProgress<'_>,
     ) -> Result<LoadedParts> {
         let store = cache.map(|cache| self.store(model, cache));
@@ -419,7 +419,7 @@ impl Placement {
         let (session, head) = placement.load_runners(model, sizes, head, progress)?;
         Ok(LoadedParts {
             session,
-            head,
+            draft_head: head,
             kept: store.map(|store| store.finish()).or(skipped),
         })
     }
@@ -499,7 +499,7 @@ type Runners = (Box<dyn StepRunner>, Option<Box<dyn StepRunner>>);
 struct LoadLast<'a, 'p, K: KvDtypeKind>(
     LoadPart<'a, 'p>,
     Vec<EarlierStage<K>>,
-    Option<HeadLoad<'a>>,
+    Option<DraftHeadLoad<'a>>,
 );
 
 impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
@@ -518,7 +518,7 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
         } = part;
         let weights = load_stage_weights::<B, W>(loading, model, stage, progress)?;
         let head = match head {
-            Some(HeadLoad { head, config }) => {
+            Some(DraftHeadLoad { head, config }) => {
                 let shared = weights.shared_tables();
                 let weights = load_draft_head::<B, W>(running, head, model, shared)?;
                 let spec = head.spec().clone();

@@ -19,7 +19,7 @@ use crate::{BackendDispatch, TaskModel};
 use fallback::{Attempt, compression_ratio, probability};
 use ferrum_formats::tokenizer::{EncodeOptions, Tokenizer};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
-use ferrum_media::audio::{HOP, LogMel, MelSpectrogram, RATE};
+use ferrum_media::audio::{HOP, LogMelExtractor, LogMelSpectrogram, RATE};
 use ferrum_models::whisper::{SpeechModel, WhisperModel, WhisperRunner, load_whisper};
 use ferrum_models::{LoadProgress, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
@@ -101,7 +101,7 @@ pub struct Transcriber {
     inner: Box<dyn SpeechModel>,
     tokenizer: Tokenizer,
     tokens: SpeechTokens,
-    mel: MelSpectrogram,
+    mel: LogMelExtractor,
 }
 
 impl Transcriber {
@@ -119,7 +119,7 @@ impl Transcriber {
         let load = Load { model, progress };
         let inner = device.with_kv::<KvF32, _>(false, load)?;
         Ok(Self {
-            mel: MelSpectrogram::new(model.spec.mels),
+            mel: LogMelExtractor::new(model.spec.mels),
             inner,
             tokenizer,
             tokens,
@@ -346,7 +346,7 @@ struct Begin {
 }
 
 /// `frames` of a spectrogram from `seek` on; zeros beyond its end.
-fn cut(mel: &LogMel, seek: usize, frames: usize) -> Vec<f32> {
+fn cut(mel: &LogMelSpectrogram, seek: usize, frames: usize) -> Vec<f32> {
     let mut window = Vec::with_capacity(mel.values.len().min(frames * 128));
     for row in mel.values.chunks_exact(mel.frames.max(1)) {
         let part = &row[seek.min(row.len())..row.len().min(seek + frames)];

@@ -1,7 +1,7 @@
 //! Copies, and the bytes of dense weights.
 
 use super::{elements, len, require};
-use crate::backend::{Backend, ColumnsShape, DeviceBuffer};
+use crate::backend::{Backend, CopyColumnsShape, DeviceBuffer};
 use ferrum_types::{Element, Error, Result};
 use std::any::Any;
 use std::ops::Range;
@@ -60,7 +60,7 @@ fn other_element<B: Backend, T: Element, Only: Element>(op: &'static str) -> Err
 pub fn copy_columns(
     src: &impl DeviceBuffer,
     dst: &impl DeviceBuffer,
-    shape: ColumnsShape,
+    shape: CopyColumnsShape,
 ) -> Result<bool> {
     let op = "copy_columns";
     let rows = shape.rows;

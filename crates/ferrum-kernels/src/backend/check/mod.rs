@@ -43,10 +43,10 @@ pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
 pub use self::state::{
     CausalConvLen, LinearAttentionLen, causal_conv1d, copy_states, linear_attention,
 };
-pub use ferrum_quant::weights::quant_part;
+pub use ferrum_quant::weights::check_quant_rows;
 pub use ferrum_types::check::{
-    Batch, Sequence, SortedPairs, elements, index, require, rope_rows, slot, state_sequence,
-    weight_parts,
+    Batch, Sequence, SortedPairs, block_and_slot, check_weight_parts, elements, index, require,
+    rope_rows, state_sequence,
 };
 
 use super::DeviceBuffer;

@@ -1,8 +1,8 @@
 //! Mixtures of experts.
 
-use super::{elements, len, require, weight_parts};
+use super::{check_weight_parts, elements, len, require};
 use crate::backend::{
-    Act, Backend, BackendMoeFused, DeviceBuffer, ExpertGroups, ExpertInput, ExpertMaps,
+    Act, Backend, BackendMoeFused, DeviceBuffer, ExpertGroups, ExpertInput, ExpertProjection,
     ExpertShape, Logits, MoeRouting, MoeShape, NormShape, QuantWeights, Residual, RouteShape,
     WeightPart,
 };
@@ -31,7 +31,7 @@ pub fn expert_stack(op: &'static str, shape: ExpertShape) -> Result<()> {
 /// [`load_expert_parts`](crate::BackendMoeFused::load_expert_parts): the stack that the parts make.
 pub fn expert_parts(op: &'static str, parts: &[WeightPart<'_>], k: usize) -> Result<ExpertShape> {
     let shape = stack_of(op, parts.iter().map(|part| part.rows), k)?;
-    weight_parts(op, parts, k)?;
+    check_weight_parts(op, parts, k)?;
     Ok(shape)
 }
 
@@ -115,12 +115,12 @@ fn expert_groups(
     (experts, top_k): (usize, usize),
 ) -> Result<()> {
     let ExpertGroups { groups, top, .. } = found;
-    let fits = (1..=ExpertGroups::MOST).contains(&groups)
+    let fits = (1..=ExpertGroups::MAX).contains(&groups)
         && (1..=groups).contains(&top)
         && experts.is_multiple_of(groups)
         && top_k <= top * (experts / groups);
     require(op, fits, || {
-        let most = ExpertGroups::MOST;
+        let most = ExpertGroups::MAX;
         format!(
             "{top} of {groups} groups of {experts} experts, expected at most {most} of equal size of which those taken \
              have {top_k} experts"
@@ -154,17 +154,17 @@ fn sorted<B: Backend>(
 pub fn moe_product<B: BackendMoeFused>(
     op: &'static str,
     (x, input): (&Act<B>, ExpertInput),
-    maps: &[(ExpertMaps<'_, B>, ExpertShape)],
+    projections: &[(ExpertProjection<'_, B>, ExpertShape)],
     routing: &MoeRouting<B>,
     out: &Act<B>,
     shape: MoeShape,
 ) -> Result<MoeLen> {
     let ExpertShape { experts, n, k } = shape.experts;
-    for (maps, found) in maps {
+    for (projection, found) in projections {
         require(op, *found == shape.experts, || {
             format!("the stack is {found:?}, expected {:?}", shape.experts)
         })?;
-        if let Some(bias) = maps.bias {
+        if let Some(bias) = projection.bias {
             len(op, "bias", bias, elements(op, &[experts, n])?)?;
         }
     }

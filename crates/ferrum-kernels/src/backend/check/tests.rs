@@ -134,8 +134,11 @@ fn a_key_has_a_block_of_the_pool() {
         value_dim: 1,
         values_in_keys: false,
     };
-    assert_eq!(slot("op", &[2, 0], &shape, 4), Ok((0, 1)));
-    refused("past the table", slot("op", &[2, 0], &shape, 6));
-    refused("no such block", slot("op", &[4, 0], &shape, 2));
-    refused("a negative block", slot("op", &[-1, 0], &shape, 2));
+    assert_eq!(block_and_slot("op", &[2, 0], &shape, 4), Ok((0, 1)));
+    refused("past the table", block_and_slot("op", &[2, 0], &shape, 6));
+    refused("no such block", block_and_slot("op", &[4, 0], &shape, 2));
+    refused(
+        "a negative block",
+        block_and_slot("op", &[-1, 0], &shape, 2),
+    );
 }

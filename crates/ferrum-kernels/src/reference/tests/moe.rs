@@ -121,7 +121,7 @@ fn biases_and_bounds_of_gate_and_up() {
     routing.expert_ids = ints(&[0, 1]);
     R::compute_ids_tpe(ctx, &mut routing, RouteShape::softmax(2, 2, 1)).unwrap();
     let (gate_bias, up_bias) = (buf(&[0.5, 3.0]), buf(&[0.25, 1.0]));
-    let maps = [(&gate, &gate_bias), (&up, &up_bias)].map(|(matrices, bias)| ExpertMaps {
+    let maps = [(&gate, &gate_bias), (&up, &up_bias)].map(|(matrices, bias)| ExpertProjection {
         matrices,
         bias: Some(bias),
     });
@@ -145,7 +145,7 @@ fn biases_and_bounds_of_gate_and_up() {
     let expected = [2.0 * sigmoid(4.0) * 2.75, 3.0 * sigmoid(6.0) * -2.0];
     assert_close("bounded", &out, &expected);
     let short = buf(&[0.5]);
-    let maps = maps.map(|maps| ExpertMaps {
+    let maps = maps.map(|maps| ExpertProjection {
         bias: Some(&short),
         ..maps
     });
@@ -212,7 +212,7 @@ fn expert_products_equal_a_loop_over_pairs() {
             ctx,
             &buf(&x),
             input,
-            ExpertMaps::new(&stack),
+            ExpertProjection::new(&stack),
             &routing,
             &mut out,
             moe,
@@ -244,7 +244,7 @@ fn expert_products_equal_a_loop_over_pairs() {
         ctx,
         &x,
         per_token,
-        ExpertMaps::new(&stack),
+        ExpertProjection::new(&stack),
         &routing,
         &mut gate,
         moe,
@@ -254,7 +254,7 @@ fn expert_products_equal_a_loop_over_pairs() {
         ctx,
         &x,
         per_token,
-        ExpertMaps::new(&other),
+        ExpertProjection::new(&other),
         &routing,
         &mut up,
         moe,
@@ -268,7 +268,7 @@ fn expert_products_equal_a_loop_over_pairs() {
     R::moe_gate_up(
         ctx,
         &x,
-        [&stack, &other].map(ExpertMaps::new),
+        [&stack, &other].map(ExpertProjection::new),
         ExpertActivation::Silu,
         &routing,
         &mut fused,
@@ -287,7 +287,7 @@ fn expert_products_equal_a_loop_over_pairs() {
             ctx,
             &x,
             per_token,
-            ExpertMaps::new(&stack),
+            ExpertProjection::new(&stack),
             &routing,
             &mut gate,
             smaller,
@@ -300,7 +300,7 @@ fn expert_products_equal_a_loop_over_pairs() {
             ctx,
             &x,
             per_pair,
-            ExpertMaps::new(&stack),
+            ExpertProjection::new(&stack),
             &routing,
             &mut gate,
             moe,
@@ -334,7 +334,7 @@ fn products_refuse_pairs_that_are_not_sorted() {
             ctx,
             &x,
             ExpertInput::PerToken,
-            ExpertMaps::new(&stack),
+            ExpertProjection::new(&stack),
             routing,
             &mut out,
             moe,
