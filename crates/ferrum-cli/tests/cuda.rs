@@ -69,6 +69,35 @@ fn each_family_agrees_with_the_cpu() {
     }
 }
 
+/// Activations of f16: a model in f16, alone and with its first layers on the CPU, and ops.
+#[test]
+fn activations_may_be_f16() {
+    let Some(driver) = driver() else { return };
+    let (model, layers) = (fixture("mistral"), "cpu:0,cuda:1-2");
+    for flags in [
+        &["verify", "model", &model, "--reference", "cpu"][..],
+        &["verify", "ops", "--filter", "rms_norm"],
+        &["bench", &model, "--prompt", "4", "--gen", "2"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+            .args(flags)
+            .args(["--backend", "cuda", "--activations", "f16"])
+            .env("LD_LIBRARY_PATH", &driver)
+            .output()
+            .unwrap();
+        let (out, err) = (stdout(&output), stderr(&output));
+        assert!(output.status.success(), "{flags:?}: {out}{err}");
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
+        .args(["bench", &model, "--prompt", "4", "--gen", "2"])
+        .args(["--layers", layers, "--activations", "f16"])
+        .env("LD_LIBRARY_PATH", &driver)
+        .output()
+        .unwrap();
+    let (out, err) = (stdout(&output), stderr(&output));
+    assert!(output.status.success(), "{layers}: {out}{err}");
+}
+
 #[test]
 fn the_last_layers_are_on_the_gpu() {
     let Some(driver) = driver() else { return };

@@ -113,6 +113,22 @@ fn layers_that_cannot_be_placed_are_said() {
             1,
             "no cuda device",
         ),
+        (&["--activations", "f32"], 2, "unknown activations \"f32\""),
+        (
+            &["--activations", "f16", "--backend", "cpu"],
+            1,
+            "found --activations f16 with the backend cpu, which has no choice of them",
+        ),
+        (
+            &["--activations", "bf16", "--gpu-layers", "0"],
+            1,
+            "with the backend cpu",
+        ),
+        (
+            &["--activations", "f16", "--layers", "cpu:0-3"],
+            1,
+            "with the backend cpu",
+        ),
         (
             &["--gpu-layers", "2", "--layers", "cpu:0-3"],
             2,

@@ -18,43 +18,60 @@
 //!
 //! The contract's own limits are 1e-7 for f32 element-wise ops and norms and 5e-4 for products and
 //! attention of reduced precision; the classes are stricter wherever every backend does better. A result of 16 bits was rounded, so there a class is
-//! never stricter than that rounding ([`Tolerance::for_element`]).
+//! never stricter than that rounding ([`Tolerance::for_element`]), which for the smallest numbers of f16 is a step of theirs.
 
 use ferrum_kernels::BatchInvariance;
 use ferrum_types::Dtype;
+use half::f16;
 
-/// Largest NMSE that passes.
+/// What passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Tolerance(f64);
+pub(crate) struct Tolerance {
+    /// The largest NMSE.
+    nmse: f64,
+    /// What each element may differ by without counting: a step between its smallest numbers, which have fewer bits.
+    step: f64,
+}
 
 impl Tolerance {
-    pub(crate) const EXACT: Self = Self(0.0);
-    pub(crate) const ARITHMETIC: Self = Self(1e-13);
-    pub(crate) const ELEMENTWISE: Self = Self(1e-10);
-    pub(crate) const NORM: Self = Self(1e-11);
-    pub(crate) const CANCELLING: Self = Self(1e-7);
-    pub(crate) const F32_SUMS: Self = Self(1e-11);
-    pub(crate) const F32_ATTENTION: Self = Self(1e-8);
-    pub(crate) const HALF_STORAGE: Self = Self(1e-5);
-    pub(crate) const QUANTIZED: Self = Self(5e-4);
-    pub(crate) const TWICE_ROUNDED: Self = Self(1e-3);
+    pub(crate) const EXACT: Self = Self::relative(0.0);
+    pub(crate) const ARITHMETIC: Self = Self::relative(1e-13);
+    pub(crate) const ELEMENTWISE: Self = Self::relative(1e-10);
+    pub(crate) const NORM: Self = Self::relative(1e-11);
+    pub(crate) const CANCELLING: Self = Self::relative(1e-7);
+    pub(crate) const F32_SUMS: Self = Self::relative(1e-11);
+    pub(crate) const F32_ATTENTION: Self = Self::relative(1e-8);
+    pub(crate) const HALF_STORAGE: Self = Self::relative(1e-5);
+    pub(crate) const QUANTIZED: Self = Self::relative(5e-4);
+    pub(crate) const TWICE_ROUNDED: Self = Self::relative(1e-3);
+
+    const fn relative(nmse: f64) -> Self {
+        Self { nmse, step: 0.0 }
+    }
 
     /// The tolerance for products of two such results, whose errors add up.
     pub(crate) fn of_product(self) -> Self {
-        Self(2.0 * self.0)
+        Self {
+            nmse: 2.0 * self.nmse,
+            ..self
+        }
     }
 
     /// The tolerance for results of this type.
     pub(crate) fn for_element(self, element: Dtype) -> Self {
-        let rounding = match element {
-            Dtype::F16 => 1e-6,
-            Dtype::BF16 => 5e-5,
-            _ => 0.0,
+        let (rounding, step) = match element {
+            // 2⁻²⁴.
+            Dtype::F16 => (1e-6, f64::from(f16::MIN_POSITIVE_SUBNORMAL.to_f32())),
+            Dtype::BF16 => (5e-5, 0.0),
+            _ => (0.0, 0.0),
         };
         if self == Self::EXACT {
             self
         } else {
-            Self(self.0.max(rounding))
+            Self {
+                nmse: self.nmse.max(rounding),
+                step,
+            }
         }
     }
 }
@@ -75,6 +92,7 @@ pub(crate) fn compare(
     }
     let mut error = 0.0;
     let mut power = 0.0;
+    let mut differs = false;
     let mut worst = (0.0, 0);
     for (i, (&a, &b)) in found.iter().zip(expected).enumerate() {
         if same(a, b) {
@@ -84,7 +102,9 @@ pub(crate) fn compare(
         if !a.is_finite() || !b.is_finite() || tolerance == Tolerance::EXACT {
             return Err(format!("{what}[{i}] is {a:e}, expected {b:e}"));
         }
-        let square = (a - b) * (a - b);
+        differs = true;
+        let difference = ((a - b).abs() - tolerance.step).max(0.0);
+        let square = difference * difference;
         if square > worst.0 {
             worst = (square, i);
         }
@@ -92,11 +112,15 @@ pub(crate) fn compare(
         power += b * b;
     }
     // Without power there is nothing to be relative to: any error is too much.
-    let nmse = if error == 0.0 { 0.0 } else { error / power };
-    if nmse <= tolerance.0 {
+    let nmse = match (differs, power) {
+        (false, _) => 0.0,
+        (true, 0.0) => f64::INFINITY,
+        (true, power) => error / power,
+    };
+    if nmse <= tolerance.nmse {
         return Ok(nmse);
     }
-    let (i, limit) = (worst.1, tolerance.0);
+    let (i, limit) = (worst.1, tolerance.nmse);
     let (a, b) = (found[i], expected[i]);
     Err(format!(
         "nmse of {what} is {nmse:.2e}, expected at most {limit:.0e}; worst is {what}[{i}] = {a:e}, expected {b:e}"
@@ -122,7 +146,7 @@ pub(crate) fn compare_bits(what: &str, a: &[f64], b: &[f64]) -> Result<(), Strin
 pub(crate) fn compare_rows(order: BatchInvariance, a: &[f64], b: &[f64]) -> Result<f64, String> {
     match order {
         BatchInvariance::BitExact => compare_bits("out", a, b).map(|()| 0.0),
-        BatchInvariance::WithinNmse(nmse) => compare("out", a, b, Tolerance(nmse)),
+        BatchInvariance::WithinNmse(nmse) => compare("out", a, b, Tolerance::relative(nmse)),
     }
 }
 
@@ -204,11 +228,19 @@ mod tests {
     #[test]
     fn sixteen_bit_activations_loosen_all_but_equality() {
         let loose = Tolerance::NORM.for_element(Dtype::BF16);
-        assert_eq!(loose, Tolerance(5e-5));
+        assert_eq!(loose, Tolerance::relative(5e-5));
         assert_eq!(Tolerance::EXACT.for_element(Dtype::BF16), Tolerance::EXACT);
-        assert_eq!(
-            Tolerance::QUANTIZED.for_element(Dtype::F16),
-            Tolerance::QUANTIZED
-        );
+        let of_f16 = Tolerance::QUANTIZED.for_element(Dtype::F16);
+        assert_eq!(of_f16.nmse, Tolerance::QUANTIZED.nmse);
+        // Among the smallest numbers, one step is what rounding may do; zeros are still zeros.
+        let step = f64::from(f16::MIN_POSITIVE_SUBNORMAL.to_f32());
+        for (found, expected, passes) in [
+            (9.0 * step, 8.0 * step, true),
+            (10.0 * step, 8.0 * step, false),
+            (step, 0.0, false),
+        ] {
+            let result = compare("out", &[found], &[expected], of_f16);
+            assert_eq!(result.is_ok(), passes, "{found} for {expected}: {result:?}");
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! The suite on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: the same host code and the same
-//! kernels as on a card, with both elements that activations can have.
+//! kernels as on a card, with all elements that activations can have.
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BatchInvariance};
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
 /// Opens the emulator's device as one of a compute capability; none without a compiler.
@@ -51,6 +51,13 @@ fn bf16_activations() {
     }
 }
 
+#[test]
+fn f16_activations() {
+    if let Some(device) = opened::<f16>(CudaOptions::default()) {
+        conforms(&device, &Filter::all());
+    }
+}
+
 /// The kernels that others have for products of FP8, and a device that has none.
 #[test]
 fn fp8_of_other_capabilities() {
@@ -59,6 +66,9 @@ fn fp8_of_other_capabilities() {
             assert_eq!(device.capability(), capability);
             conforms(&device, &Filter::new("gemm_gptq fp8"));
         }
+    }
+    if let Some(device) = opened_as::<f16>(CudaOptions::default(), (8, 9)) {
+        conforms(&device, &Filter::new("gemm_gptq fp8"));
     }
 }
 
@@ -69,6 +79,10 @@ fn batch_invariant() {
         batch_invariant: true,
     };
     if let Some(device) = opened::<bf16>(options) {
+        assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
+        conforms(&device, &Filter::new("alone and together"));
+    }
+    if let Some(device) = opened::<f16>(options) {
         assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
         conforms(&device, &Filter::new("alone and together"));
     }

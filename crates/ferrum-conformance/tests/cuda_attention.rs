@@ -2,9 +2,9 @@
 //! cases ask for equal bits then. `cuda.rs` has the whole suite without that option.
 
 use ferrum_conformance::{Filter, run_cuda};
-use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
+use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BatchInvariance};
-use half::bf16;
+use half::{bf16, f16};
 
 #[test]
 fn batch_invariant_attention_conforms() {
@@ -12,10 +12,15 @@ fn batch_invariant_attention_conforms() {
         println!("skipped: {reason}");
         return;
     }
+    conforms::<bf16>();
+    conforms::<f16>();
+}
+
+fn conforms<A: CudaAct>() {
     let options = CudaOptions {
         batch_invariant: true,
     };
-    let device = CudaBackend::<bf16>::open_with(0, options).expect("the emulator opens");
+    let device = CudaBackend::<A>::open_with(0, options).expect("the emulator opens");
     assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
     let report = run_cuda(&device, &Filter::new("paged_attention"));
     let failures = report.failures();

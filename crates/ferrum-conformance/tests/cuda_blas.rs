@@ -3,8 +3,8 @@
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_cuda_emulator::gemm_calls;
-use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
-use half::bf16;
+use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
+use half::{bf16, f16};
 
 #[test]
 fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
@@ -12,16 +12,19 @@ fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
         println!("skipped: {reason}");
         return;
     }
-    let products = |batch_invariant: bool| {
-        let before = gemm_calls();
-        let options = CudaOptions { batch_invariant };
-        let device = CudaBackend::<bf16>::open_with(0, options).expect("the emulator opens");
-        let report = run_cuda(&device, &Filter::new("[150, 200] × [264, 200]"));
-        let failures = report.failures();
-        assert!(failures.is_empty(), "{}", failures.join("\n"));
-        assert!(report.counts().passed > 0, "nothing ran");
-        gemm_calls() - before
-    };
-    assert_eq!(products(true), 0);
-    assert!(products(false) > 0);
+    assert_eq!(products::<bf16>(true), 0);
+    assert!(products::<bf16>(false) > 0);
+    assert!(products::<f16>(false) > 0);
+}
+
+/// How many products the library made for cases that have enough rows.
+fn products<A: CudaAct>(batch_invariant: bool) -> u64 {
+    let before = gemm_calls();
+    let options = CudaOptions { batch_invariant };
+    let device = CudaBackend::<A>::open_with(0, options).expect("the emulator opens");
+    let report = run_cuda(&device, &Filter::new("[150, 200] × [264, 200]"));
+    let failures = report.failures();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(report.counts().passed > 0, "nothing ran");
+    gemm_calls() - before
 }

@@ -8,7 +8,7 @@ use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, GraphRun, GroupHandle, LocalGroup, ReduceOp,
 };
 use ferrum_types::Result;
-use half::bf16;
+use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
 /// One test at a time: they count the collectives of the process.
@@ -43,6 +43,11 @@ fn ranks_with_a_device_each_exchange_by_nccl() {
     };
     let (reductions, gathers) = conforms(&devices);
     assert!(reductions > 0 && gathers > 0, "{reductions} {gathers}");
+    let Some(devices) = opened::<f16>(4, CudaOptions::default()) else {
+        return;
+    };
+    let (reductions, gathers) = conforms(&devices);
+    assert!(reductions > 0 && gathers > 0, "{reductions} {gathers}");
 }
 
 /// Sums of floats are gathered and made in rank order; maxima and sums of integers are NCCL's.
@@ -58,6 +63,10 @@ fn devices_that_promise_equal_bits_sum_in_rank_order() {
         batch_invariant: true,
     };
     let Some(devices) = opened::<bf16>(4, options) else {
+        return;
+    };
+    conforms(&devices);
+    let Some(devices) = opened::<f16>(4, options) else {
         return;
     };
     conforms(&devices);

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, GpuLayers, KvDtype, MemoryShare, Placement,
-    Session, StageList,
+    Activations, BackendDispatch, BackendKind, BackendOptions, GpuLayers, KvDtype, MemoryShare,
+    Placement, Session, StageList,
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{Model, Readback, RunnerConfig, read_model};
@@ -250,7 +250,7 @@ fn gpu_layers_are_the_last_ones() {
     assert_eq!(greedy(session.unwrap()).len(), 20);
 }
 
-/// CUDA has no kernels for FP8 with scales of 40 numbers: such weights become bf16 there, half of what other devices make
+/// CUDA has no kernels for FP8 with scales of 40 numbers: such weights become bf16 or f16 there, half of what other devices make
 /// of them.
 #[test]
 fn weights_without_kernels_become_what_the_device_multiplies() {
@@ -258,16 +258,22 @@ fn weights_without_kernels_become_what_the_device_multiplies() {
         return println!("skipped: {reason}");
     }
     let model = model("llama-fp8-odd");
-    let plan = |kind| {
-        let device = BackendDispatch::from_kind(kind, BackendOptions::default()).unwrap();
+    let plan = |kind, activations| {
+        let options = BackendOptions {
+            activations,
+            ..BackendOptions::default()
+        };
+        let device = BackendDispatch::from_kind(kind, options).unwrap();
         let placement = Placement::on(device, &model);
         let to: Vec<_> = placement.dequantized_dtypes(&model).collect();
         let plan = placement.memory_plan(&model, &config(), KvDtype::F16);
         (to, plan.weights)
     };
-    let (in_f32, all) = plan(BackendKind::Reference);
-    let (in_bf16, half) = plan(BackendKind::Cuda);
+    let (in_f32, all) = plan(BackendKind::Reference, None);
+    let (in_bf16, half) = plan(BackendKind::Cuda, None);
     assert_eq!(in_bf16, [SrcDtype::BF16]);
+    let (in_f16, as_much) = plan(BackendKind::Cuda, Some(Activations::F16));
+    assert_eq!((in_f16, as_much), (vec![SrcDtype::F16], half));
     // The reference multiplies FP8 as it is, or dequantises it to f32.
     assert!(in_f32.iter().all(|&dtype| dtype == SrcDtype::F32));
     let elements = model

@@ -11,9 +11,13 @@ use std::process::Command;
 
 const ARCHITECTURES: [&str; 4] = ["80", "89", "90a", "120"];
 /// Elements of activations, and what a file is compiled with for them.
-const ACTS: [(&str, &[&str]); 2] = [("f32", &[]), ("bf16", &["-DACT_BF16"])];
-/// Files whose kernels are for activations of bf16 only begin with this.
-const BF16_ALONE: &str = "flash";
+const ACTS: [(&str, &[&str]); 3] = [
+    ("f32", &[]),
+    ("bf16", &["-DACT_BF16"]),
+    ("f16", &["-DACT_F16"]),
+];
+/// Files whose kernels are for activations of 16 bits only begin with this.
+const HALF_ALONE: &str = "flash";
 /// Registers and numbers of bytes depend on the compiler.
 const VERSION: &str = "release 13.0";
 
@@ -112,7 +116,7 @@ fn kernels_compile_and_take_what_the_table_says() {
         .flat_map(|file| ARCHITECTURES.map(|architecture| (file, architecture)))
         .flat_map(|(file, architecture)| {
             let name = file.file_name().unwrap().to_string_lossy();
-            let alone = usize::from(name.starts_with(BF16_ALONE));
+            let alone = usize::from(name.starts_with(HALF_ALONE));
             ACTS[alone..]
                 .iter()
                 .map(move |&act| (file, architecture, act))

@@ -13,7 +13,7 @@ use ferrum_kernels::{
     Residual, RowShape, WeightPart,
 };
 use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
-use half::bf16;
+use half::{bf16, f16};
 use std::convert::Infallible;
 
 /// How matrices are loaded and used.
@@ -294,8 +294,8 @@ pub(crate) enum Prepared<'a> {
     Kept(QuantWeights<'a>),
     /// In f32: numbers and rows.
     Dequantized(Vec<f32>, usize),
-    /// In bf16: numbers and rows.
-    Rounded(Vec<bf16>, usize),
+    /// In 16 bits: their bits, of what, and rows.
+    Rounded(Vec<u16>, GgufQuantType, usize),
 }
 
 impl<'a> Prepared<'a> {
@@ -309,13 +309,18 @@ impl<'a> Prepared<'a> {
         if keep {
             return Ok(Self::Kept(*weights));
         }
-        let values = weights.dequantize("load_weights", cols)?;
+        let (values, rows) = (weights.dequantize("load_weights", cols)?, weights.rows());
+        let bits = |round: fn(f32) -> u16| values.iter().map(|&x| round(x)).collect();
         Ok(match dequantized {
             SrcDtype::BF16 => {
-                let values = values.into_iter().map(bf16::from_f32).collect();
-                Self::Rounded(values, weights.rows())
+                let bits = bits(|x| bf16::from_f32(x).to_bits());
+                Self::Rounded(bits, GgufQuantType::BF16, rows)
             }
-            SrcDtype::F32 | SrcDtype::F16 => Self::Dequantized(values, weights.rows()),
+            SrcDtype::F16 => {
+                let bits = bits(|x| f16::from_f32(x).to_bits());
+                Self::Rounded(bits, GgufQuantType::F16, rows)
+            }
+            SrcDtype::F32 => Self::Dequantized(values, rows),
         })
     }
 
@@ -341,11 +346,9 @@ impl<'a> Prepared<'a> {
                 GgufQuantType::F32,
                 *rows,
             )),
-            Self::Rounded(values, rows) => QuantWeights::Gguf(GgufRows::new(
-                bytemuck::cast_slice(values),
-                GgufQuantType::BF16,
-                *rows,
-            )),
+            Self::Rounded(bits, ty, rows) => {
+                QuantWeights::Gguf(GgufRows::new(bytemuck::cast_slice(bits), *ty, *rows))
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-// cuBLASLt, as far as Ferrum calls it: products of bf16 matrices that are stored by columns, the first one turned.
+// cuBLASLt, as far as Ferrum calls it: products of bf16 or f16 matrices that are stored by columns, the first one turned.
 //
 // Kernels are chosen for descriptions, as there; one that was chosen for others is an error here. Ranges, alignment and the
 // workspace are checked when the product runs, in the order of its stream.
@@ -12,7 +12,7 @@ using namespace emulator;
 namespace {
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum Type { F32 = 0, BF16 = 14 };
+enum Type { F32 = 0, F16 = 2, BF16 = 14 };
 
 struct Product {
     int compute, scale, turned = 0;
@@ -27,7 +27,7 @@ struct Limits {
 };
 // What `cublasLtMatmulAlgo_t` has in it: the sizes that it was chosen for.
 struct Kernel {
-    uint64_t magic, columns, rows, k, stride, type, workspace, unused;
+    uint64_t magic, columns, rows, k, stride, type, workspace, factors;
 };
 constexpr uint64_t MAGIC = 0x424c41534c543031;
 // Bytes that the kernels here say they need, so that somebody has to have them.
@@ -44,7 +44,7 @@ struct Heuristic {
 std::atomic<uint64_t> products{0};
 
 Kernel chosen(const Layout& a, const Layout& b, const Layout& d) {
-    return {MAGIC, a.width, b.width, a.height, uint64_t(d.stride), uint64_t(d.type), WORKSPACE, 0};
+    return {MAGIC, a.width, b.width, a.height, uint64_t(d.stride), uint64_t(d.type), WORKSPACE, uint64_t(a.type)};
 }
 
 size_t bytes_of(const Layout& l) {
@@ -62,15 +62,17 @@ std::string multiply(const Kernel& k, uintptr_t a, Layout of_a, uintptr_t b, Lay
     for (uint64_t j = 0; problem.empty() && j < of_d.width; j++)
         problem = check_range(d + j * of_d.stride * size, of_d.height * size, false);
     if (!problem.empty()) return "a product of cuBLASLt: " + problem;
+    bool half = of_a.type == F16;
+    auto value = [half](uint16_t bits) { return half ? of_f16(bits) : of_bf16(bits); };
     for (uint64_t j = 0; j < of_d.width; j++) {
         auto* row = reinterpret_cast<const uint16_t*>(b) + j * of_b.stride;
         uintptr_t to = d + j * of_d.stride * size;
         for (uint64_t i = 0; i < of_d.height; i++) {
             auto* column = reinterpret_cast<const uint16_t*>(a) + i * of_a.stride;
             float sum = 0;
-            for (uint64_t n = 0; n < of_a.height; n++) sum += of_bf16(row[n]) * of_bf16(column[n]);
-            uint16_t half = to_bf16(sum);
-            std::memcpy(reinterpret_cast<void*>(to + i * size), size == 4 ? static_cast<void*>(&sum) : &half, size);
+            for (uint64_t n = 0; n < of_a.height; n++) sum += value(row[n]) * value(column[n]);
+            uint16_t rounded = half ? to_f16(sum) : to_bf16(sum);
+            std::memcpy(reinterpret_cast<void*>(to + i * size), size == 4 ? static_cast<void*>(&sum) : &rounded, size);
         }
         mark_written(to, of_d.height * size);
     }
@@ -136,8 +138,8 @@ int cublasLtMatmulAlgoGetHeuristic(void*, Product* product, Layout* a, Layout* b
     *count = 0;
     bool fits = a->height == b->height && d->height == a->width && d->width == b->width && c->stride == d->stride;
     if (!fits || asked < 1) return INVALID_VALUE;
-    bool known = product->compute == 68 && product->scale == F32 && product->turned == 1 && a->type == BF16 &&
-                 b->type == BF16 && (d->type == BF16 || d->type == F32);
+    bool known = product->compute == 68 && product->scale == F32 && product->turned == 1 && a->type == b->type &&
+                 (a->type == BF16 || a->type == F16) && (d->type == a->type || d->type == F32);
     bool aligned = a->stride % 8 == 0 && b->stride % 8 == 0 && d->stride % 8 == 0;
     if (!known || !aligned || limits->workspace < WORKSPACE) return NOT_SUPPORTED;
     *found = {chosen(*a, *b, *d), WORKSPACE, SUCCESS, 1, {}};

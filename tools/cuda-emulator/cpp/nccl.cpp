@@ -139,36 +139,8 @@ struct Bf16 {
 };
 struct Half {
     typedef uint16_t Stored;
-    static float get(uint16_t bits) {
-        uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = bits & 0x7fff;
-        float x = float(rest & 0x3ff);
-        uint32_t exponent = rest >> 10, all;
-        if (exponent == 0) {
-            x *= 1.0f / (1 << 24);
-            std::memcpy(&all, &x, 4);
-        } else {
-            all = exponent == 31 ? 0x7f800000 | (rest & 0x3ff) << 13 : (rest << 13) + (112u << 23);
-        }
-        all |= sign;
-        std::memcpy(&x, &all, 4);
-        return x;
-    }
-    static uint16_t put(float x) {
-        uint32_t bits;
-        std::memcpy(&bits, &x, 4);
-        uint16_t sign = uint16_t(bits >> 16 & 0x8000);
-        bits &= 0x7fffffff;
-        if (bits > 0x7f800000) return sign | 0x7e00;
-        if (bits >= 0x477ff000) return sign | 0x7c00;
-        if (bits < 113u << 23) {
-            float small, half = 0.5f;
-            std::memcpy(&small, &bits, 4);
-            small += half;
-            std::memcpy(&bits, &small, 4);
-            return uint16_t(sign | (bits - (126u << 23)));
-        }
-        return uint16_t(sign | ((bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13));
-    }
+    static float get(uint16_t bits) { return of_f16(bits); }
+    static uint16_t put(float x) { return to_f16(x); }
 };
 
 template <class E>

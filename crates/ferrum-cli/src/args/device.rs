@@ -2,7 +2,7 @@
 
 use super::{HubArgs, ModelArgs, token_id, whole};
 use clap::{Args, Subcommand, ValueEnum};
-use ferrum_engine::{BackendKind, BackendOptions, GpuLayers, KvDtype, StageList};
+use ferrum_engine::{Activations, BackendKind, BackendOptions, GpuLayers, KvDtype, StageList};
 use ferrum_kernels::cpu::Isa;
 use ferrum_models::WeightDtype;
 use std::path::PathBuf;
@@ -34,6 +34,12 @@ pub(crate) struct DeviceArgs {
     /// backends do so anyway
     #[arg(long)]
     pub(crate) batch_invariant: bool,
+
+    /// Element of activations, on CUDA: bf16 or f16 [default: bf16]
+    ///
+    /// f16 has three bits more and less range: what is above 65504 becomes infinite. All other backends compute in f32 and refuse it.
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) activations: Option<Activations>,
 }
 
 impl DeviceArgs {
@@ -43,6 +49,7 @@ impl DeviceArgs {
             threads: self.threads.map(usize::from),
             isa: self.isa,
             batch_invariant: self.batch_invariant,
+            activations: self.activations,
         }
     }
 }

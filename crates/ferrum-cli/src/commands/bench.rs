@@ -14,8 +14,6 @@ use crate::process;
 use crate::ui::{show, show_json};
 use crate::weight_cache;
 use ferrum_engine::{BackendDispatch, Placement, Session, StepRunner};
-#[cfg(feature = "cuda")]
-use ferrum_kernels::Backend;
 use ferrum_kernels::cpu::peak;
 use ferrum_models::{KvLayout, LogitRows, Readback, RunnerConfig, SeqStep, StepBatch, StepOutput};
 use ferrum_types::{BlockId, StateSlot, TokenId};
@@ -238,7 +236,8 @@ fn processor_limits(placement: &Placement) -> Outcome<Option<DevicePeaks>> {
         is_copy: false,
         fma_flops: Some(peak::fma_peak(device)),
         int8_ops: Some(peak::byte_peak(device)),
-        bf16_flops: peak::bf16_peak(device),
+        half_flops: peak::bf16_peak(device),
+        is_f16: false,
         cache: cache::last_level(),
     }))
 }
@@ -246,12 +245,15 @@ fn processor_limits(placement: &Placement) -> Outcome<Option<DevicePeaks>> {
 /// The same of a GPU by CUDA, once.
 #[cfg(feature = "cuda")]
 fn gpu_limits(placement: &Placement) -> Outcome<Option<DevicePeaks>> {
-    match placement.last_device() {
-        BackendDispatch::Cuda(device) if placement.is_whole() && !device.info().software => {
-            Ok(gpu::limits(device)?)
-        }
-        _ => Ok(None),
+    let device = placement.last_device();
+    if !placement.is_whole() || device.info().software {
+        return Ok(None);
     }
+    Ok(match device {
+        BackendDispatch::Cuda(device) => gpu::limits(device)?,
+        BackendDispatch::CudaF16(device) => gpu::limits(device)?,
+        _ => None,
+    })
 }
 
 /// There is none.

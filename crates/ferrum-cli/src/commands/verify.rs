@@ -26,6 +26,8 @@ pub(crate) fn ops(args: &VerifyOpsArgs) -> Outcome {
         BackendDispatch::Cpu(device) => ferrum_conformance::run_cpu(device, &filter),
         #[cfg(feature = "cuda")]
         BackendDispatch::Cuda(device) => ferrum_conformance::run_cuda(device, &filter),
+        #[cfg(feature = "cuda")]
+        BackendDispatch::CudaF16(device) => ferrum_conformance::run_cuda(device, &filter),
         #[cfg(feature = "gpu")]
         BackendDispatch::Gpu(device) => ferrum_conformance::run_gpu(device, &filter),
         BackendDispatch::Reference(_) => ferrum_conformance::run_reference(&filter),

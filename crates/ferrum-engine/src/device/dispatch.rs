@@ -5,10 +5,10 @@ use super::job::CudaForm;
 #[cfg(feature = "gpu")]
 use super::job::GpuForm;
 use super::job::{CpuDequantized, CpuNative, DeviceJob, KvElement, ReferenceForm};
-use super::kind::{BackendKind, KvDtype};
+use super::kind::{Activations, BackendKind, KvDtype};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 #[cfg(feature = "cuda")]
-use ferrum_kernels::cuda::{CudaBf16, CudaOptions};
+use ferrum_kernels::cuda::{CudaBf16, CudaF16, CudaOptions};
 #[cfg(feature = "gpu")]
 use ferrum_kernels::gpu::{GpuApi, GpuBackend};
 use ferrum_kernels::reference::ReferenceBackend;
@@ -29,6 +29,8 @@ pub struct BackendOptions {
     /// Whether a device that would not by itself gives a row the same bits whatever is computed beside it. It is slower for
     /// that; those that do so anyway (all but CUDA) take no notice.
     pub batch_invariant: bool,
+    /// Element of activations, which CUDA has a choice of: other devices are refused with one. `None`: its default.
+    pub activations: Option<Activations>,
 }
 
 /// An open device of whichever backend.
@@ -39,6 +41,9 @@ pub enum BackendDispatch {
     /// NVIDIA, with activations of bf16.
     #[cfg(feature = "cuda")]
     Cuda(CudaBf16),
+    /// NVIDIA, with activations of f16.
+    #[cfg(feature = "cuda")]
+    CudaF16(CudaF16),
     /// Vulkan or Metal.
     #[cfg(feature = "gpu")]
     Gpu(GpuBackend),
@@ -57,6 +62,11 @@ macro_rules! with_device {
             #[cfg(feature = "cuda")]
             $crate::BackendDispatch::Cuda($device) => {
                 type $B = ferrum_kernels::cuda::CudaBf16;
+                $body
+            }
+            #[cfg(feature = "cuda")]
+            $crate::BackendDispatch::CudaF16($device) => {
+                type $B = ferrum_kernels::cuda::CudaF16;
                 $body
             }
             #[cfg(feature = "gpu")]
@@ -110,7 +120,7 @@ impl BackendDispatch {
     pub(crate) fn step_tokens(&self) -> usize {
         match self {
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) => 2048,
+            Self::Cuda(_) | Self::CudaF16(_) => 2048,
             _ => 512,
         }
     }
@@ -150,7 +160,7 @@ impl BackendDispatch {
                 hint: hint.into(),
             });
         }
-        match kind {
+        let opened = match kind {
             BackendKind::Auto => {
                 let suits = |info: &DeviceInfo| demands.suit_gpu(info);
                 match may_have_gpu() {
@@ -162,6 +172,18 @@ impl BackendDispatch {
             BackendKind::Cuda => Self::cuda(ordinal, options),
             BackendKind::Gpu | BackendKind::Metal | BackendKind::Vulkan => Self::gpu(kind, ordinal),
             BackendKind::Reference => ReferenceBackend::open(ordinal).map(Self::Reference),
+        };
+        opened?.with_activations(options.activations)
+    }
+
+    /// This device, unless it has no choice of activations and one was made.
+    fn with_activations(self, activations: Option<Activations>) -> Result<Self> {
+        let backend = self.info().backend;
+        match activations {
+            Some(activations) if backend != BackendKind::Cuda.name() => {
+                Err(no_activations(activations, backend))
+            }
+            _ => Ok(self),
         }
     }
 
@@ -178,11 +200,12 @@ impl BackendDispatch {
             true => Self::best_gpu(suits, options),
             false => None,
         };
-        found.ok_or_else(|| Error::NoDevice {
+        let found = found.ok_or_else(|| Error::NoDevice {
             backend: BackendKind::Gpu.name(),
             reason: "this machine has none that is more than software".into(),
             hint: "leave out --gpu-layers, or name one of `ferrum devices` with --backend".into(),
-        })
+        });
+        found?.with_activations(options.activations)
     }
 
     /// The first GPU that suits and opens; those of NVIDIA through their own driver.
@@ -198,9 +221,15 @@ impl BackendDispatch {
     #[cfg(feature = "cuda")]
     fn cuda(ordinal: usize, options: BackendOptions) -> Result<Self> {
         let BackendOptions {
-            batch_invariant, ..
+            batch_invariant,
+            activations,
+            ..
         } = options;
-        CudaBf16::open_with(ordinal, CudaOptions { batch_invariant }).map(Self::Cuda)
+        let options = CudaOptions { batch_invariant };
+        match activations.unwrap_or_default() {
+            Activations::Bf16 => CudaBf16::open_with(ordinal, options).map(Self::Cuda),
+            Activations::F16 => CudaF16::open_with(ordinal, options).map(Self::CudaF16),
+        }
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -243,7 +272,7 @@ impl BackendDispatch {
         match self {
             Self::Cpu(device) => device.isa().rounds_bf16() && model.has_bf16(),
             #[cfg(feature = "cuda")]
-            Self::Cuda(_) => true,
+            Self::Cuda(_) | Self::CudaF16(_) => true,
             #[cfg(feature = "gpu")]
             Self::Gpu(_) => false,
             Self::Reference(_) => false,
@@ -257,6 +286,8 @@ impl BackendDispatch {
             Self::Cpu(_) => WeightPolicy::of::<CpuBackend, CpuDequantized>(),
             #[cfg(feature = "cuda")]
             Self::Cuda(_) => WeightPolicy::of::<CudaBf16, CudaForm>(),
+            #[cfg(feature = "cuda")]
+            Self::CudaF16(_) => WeightPolicy::of::<CudaF16, CudaForm>(),
             #[cfg(feature = "gpu")]
             Self::Gpu(_) => WeightPolicy::of::<GpuBackend, GpuForm>(),
             Self::Reference(_) => WeightPolicy::of::<ReferenceBackend, ReferenceForm>(),
@@ -310,6 +341,8 @@ impl BackendDispatch {
             Self::Cpu(device) => K::on_cpu(device, keeps, job),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => K::on_cuda(device, job),
+            #[cfg(feature = "cuda")]
+            Self::CudaF16(device) => K::on_cuda(device, job),
             #[cfg(feature = "gpu")]
             Self::Gpu(device) => K::on_gpu(device, job),
             Self::Reference(device) => K::on_reference(device, job),
@@ -331,6 +364,14 @@ fn may_have_gpu() -> bool {
         "/dev/mali0",    // Arm Mali
     ];
     !cfg!(target_os = "linux") || NODES.iter().any(|node| Path::new(node).exists())
+}
+
+/// The error for activations of a backend that has one element for them.
+pub(super) fn no_activations(activations: Activations, backend: &str) -> Error {
+    let reason = format!(
+        "found --activations {activations} with the backend {backend}, which has no choice of them\nhint: it is for --backend cuda"
+    );
+    Error::invalid("activations", reason)
 }
 
 /// The error for a backend that this program does not have.

@@ -4,7 +4,7 @@
 use ferrum_kernels::Backend;
 use ferrum_kernels::cpu::CpuBackend;
 #[cfg(feature = "cuda")]
-use ferrum_kernels::cuda::CudaBf16;
+use ferrum_kernels::cuda::{CudaAct, CudaBackend};
 #[cfg(feature = "gpu")]
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
@@ -39,7 +39,10 @@ pub(crate) trait KvElement: KvDtypeKind {
 
     /// Does a job on a GPU of NVIDIA.
     #[cfg(feature = "cuda")]
-    fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output>;
+    fn on_cuda<A: CudaAct, J: DeviceJob<Self>>(
+        device: &CudaBackend<A>,
+        job: J,
+    ) -> Result<J::Output>;
 
     /// Does a job on another GPU.
     #[cfg(feature = "gpu")]
@@ -67,7 +70,10 @@ macro_rules! kv_element {
             }
 
             #[cfg(feature = "cuda")]
-            fn on_cuda<J: DeviceJob<Self>>(device: &CudaBf16, job: J) -> Result<J::Output> {
+            fn on_cuda<A: CudaAct, J: DeviceJob<Self>>(
+                device: &CudaBackend<A>,
+                job: J,
+            ) -> Result<J::Output> {
                 job.run::<_, CudaForm>((device, device))
             }
 

@@ -1,4 +1,4 @@
-//! Kinds of backends and elements of KV caches, by name.
+//! Kinds of backends, and elements of KV caches and activations, by name.
 
 use ferrum_models::Model;
 use std::fmt;
@@ -117,6 +117,36 @@ impl FromStr for KvDtype {
 }
 
 impl fmt::Display for KvDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(name_of(Self::NAMES, *self))
+    }
+}
+
+/// A value of `--activations`: the element of activations on CUDA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// bfloat16: the range of f32.
+    #[default]
+    Bf16,
+    /// binary16: three bits more, and infinite from 65520 on.
+    F16,
+}
+
+impl Activations {
+    /// Every element with its name.
+    pub const NAMES: &'static [(&'static str, Activations)] =
+        &[("bf16", Activations::Bf16), ("f16", Activations::F16)];
+}
+
+impl FromStr for Activations {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        find_name("activations", Self::NAMES, s)
+    }
+}
+
+impl fmt::Display for Activations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(name_of(Self::NAMES, *self))
     }

@@ -11,7 +11,7 @@ mod weight_cache;
 pub(crate) use dispatch::with_device;
 pub use dispatch::{BackendDispatch, BackendOptions, list_devices};
 pub(crate) use job::DeviceJob;
-pub use kind::{BackendKind, KvDtype};
+pub use kind::{Activations, BackendKind, KvDtype};
 pub use memory::MemoryShare;
 pub use placement::{DraftHeadLoad, GpuLayers, LoadedParts, PlacedStage, Placement, StageList};
 pub use tensor_parallel::{

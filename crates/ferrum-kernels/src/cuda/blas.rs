@@ -1,4 +1,4 @@
-//! Products with bf16 weights through cuBLASLt, where its library is there.
+//! Products with weights of the activations' 16-bit element through cuBLASLt, where its library is there.
 //!
 //! From [`LEAST_ROWS`] rows on, a product is bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about
 //! 62 % on Hopper. NVIDIA's library has kernels with `wgmma` for them. It chooses one by the number of rows, so a row's bits
@@ -11,7 +11,7 @@ use super::stream::Stream;
 use super::sync::lock;
 use super::tile_operands::{TileOut, TileRows};
 use cudarc::cublaslt::sys;
-use ferrum_types::Result;
+use ferrum_types::{Result, SrcDtype};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
@@ -27,10 +27,10 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 /// Plans that are kept: prompts are cut into chunks of many lengths, and each is a shape of its own.
 const MOST_PLANS: usize = 4096;
 
-/// Elements that the rows of all operands are multiples of: 16 bytes of bf16, which the fast kernels need.
+/// Elements that the rows of all operands are multiples of: 16 bytes, which the fast kernels need.
 const ALIGNED: usize = 8;
 
-/// Elements that a result's first column is a multiple of: 256 bytes of bf16, which kernels are chosen for.
+/// Elements that a result's first column is a multiple of: 256 bytes, which kernels are chosen for.
 pub(super) const ALIGNED_START: usize = 128;
 
 /// `CUBLAS_OP_T`, which the bindings have with cuBLAS only.
@@ -50,6 +50,8 @@ struct Shape {
 /// The library on one device, and the kernels that it has chosen.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
+    /// Of both factors, and of results that are not f32.
+    dtype: sys::cudaDataType,
     /// `None` for shapes that it has no kernel for.
     plans: Mutex<HashMap<Shape, Option<Plan>>>,
     driver: Arc<Driver>,
@@ -85,8 +87,13 @@ pub(super) fn takes(x: TileRows, out: TileOut) -> bool {
 }
 
 impl Blas {
-    /// `None` where there is no library, or it does not work with this driver.
-    pub(super) fn open(driver: &Arc<Driver>) -> Option<Self> {
+    /// For factors of `dtype`. `None` for those of f32, and where there is no library, or it does not work with this driver.
+    pub(super) fn open(driver: &Arc<Driver>, dtype: SrcDtype) -> Option<Self> {
+        let dtype = match dtype {
+            SrcDtype::BF16 => sys::cudaDataType::CUDA_R_16BF,
+            SrcDtype::F16 => sys::cudaDataType::CUDA_R_16F,
+            SrcDtype::F32 => return None,
+        };
         driver.bind("open").ok()?;
         let mut handle = null_mut();
         // SAFETY: opens a library by its name, whose initialisers are NVIDIA's; the handle outlives the call.
@@ -99,12 +106,13 @@ impl Blas {
         check("open", status).ok()?;
         Some(Self {
             handle,
+            dtype,
             plans: Mutex::default(),
             driver: Arc::clone(driver),
         })
     }
 
-    /// `out = x · weightᵀ` with the bf16 matrix at `weight`, whose rows have `x.k` elements; false, and nothing is done, where
+    /// `out = x · weightᵀ` with the matrix at `weight`, whose rows have `x.k` elements; false, and nothing is done, where
     /// there is no kernel for it. `workspace` is the address of [`WORKSPACE`] bytes that nothing else in the stream uses.
     ///
     /// # Errors
@@ -131,7 +139,7 @@ impl Blas {
         }
         let plan = match plans.entry(shape) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Plan::new(op, self.handle, shape)?),
+            Entry::Vacant(new) => new.insert(Plan::new(op, (self.handle, self.dtype), shape)?),
         };
         let Some(plan) = plan else {
             return Ok(false);
@@ -179,7 +187,11 @@ impl Drop for Blas {
 
 impl Plan {
     /// `None` where the library has no kernel.
-    fn new(op: &'static str, handle: sys::cublasLtHandle_t, shape: Shape) -> Result<Option<Self>> {
+    fn new(
+        op: &'static str,
+        (handle, dtype): (sys::cublasLtHandle_t, sys::cudaDataType),
+        shape: Shape,
+    ) -> Result<Option<Self>> {
         let Shape {
             rows,
             columns,
@@ -187,11 +199,8 @@ impl Plan {
             n,
             is_f32,
         } = shape;
-        let (bf16, f32) = (
-            sys::cudaDataType::CUDA_R_16BF,
-            sys::cudaDataType::CUDA_R_32F,
-        );
-        let of_result = if is_f32 { f32 } else { bf16 };
+        let f32 = sys::cudaDataType::CUDA_R_32F;
+        let of_result = if is_f32 { f32 } else { dtype };
         let mut plan = Self {
             product: null_mut(),
             layouts: [null_mut(); 3],
@@ -199,8 +208,8 @@ impl Plan {
         };
         // Matrices are stored by columns there, so a row here is a column: resultᵀ = weight · xᵀ, whose first factor is turned.
         let layouts = [
-            (bf16, k, columns, k),
-            (bf16, k, rows, k),
+            (dtype, k, columns, k),
+            (dtype, k, rows, k),
             (of_result, columns, rows, n),
         ];
         let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;

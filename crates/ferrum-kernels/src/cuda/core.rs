@@ -4,13 +4,14 @@ use super::blas::Blas;
 use super::compiler::{KernelFile, Modules};
 use super::driver::{Driver, Function, count};
 use super::error::no_device;
+use super::role::CudaAct;
 use super::staging::StagingPool;
 use super::stream::Stream;
 use super::sync::lock;
 use super::{BACKEND, CudaOptions};
 use crate::backend::{DeviceInfo, DeviceMemory};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use ferrum_types::Result;
+use ferrum_types::{Result, SrcDtype};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -18,6 +19,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(super) struct Shared {
     pub(super) driver: Arc<Driver>,
     pub(super) options: CudaOptions,
+    /// The weights that products take as they are.
+    weight: SrcDtype,
     info: DeviceInfo,
     /// Major and minor.
     pub(super) capability: (i32, i32),
@@ -63,7 +66,10 @@ impl Shared {
     pub(super) fn blas(&self) -> Option<&Blas> {
         match self.options.batch_invariant {
             true => None,
-            false => self.blas.get_or_init(|| Blas::open(&self.driver)).as_ref(),
+            false => self
+                .blas
+                .get_or_init(|| Blas::open(&self.driver, self.weight))
+                .as_ref(),
         }
     }
 
@@ -111,12 +117,8 @@ pub(super) fn devices() -> Vec<DeviceInfo> {
     described.collect()
 }
 
-/// Opens a device for kernels that are compiled with `defines`.
-pub(super) fn open(
-    ordinal: usize,
-    defines: &'static [&'static str],
-    options: CudaOptions,
-) -> Result<Shared> {
+/// Opens a device for activations of `A`.
+pub(super) fn open<A: CudaAct>(ordinal: usize, options: CudaOptions) -> Result<Shared> {
     let driver = Arc::new(Driver::open(ordinal)?);
     let (info, capability) = describe(&driver, ordinal);
     if capability < (8, 0) {
@@ -135,6 +137,7 @@ pub(super) fn open(
     let multiprocessors = count_of(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).max(1);
     Ok(Shared {
         options,
+        weight: A::WEIGHT,
         info,
         capability,
         multiprocessors,
@@ -146,7 +149,7 @@ pub(super) fn open(
         starts_early: capability >= (9, 0) && Driver::version() >= (12, 3),
         functions: Mutex::default(),
         slots: Arc::default(),
-        modules: Modules::open(&driver, capability, defines)?,
+        modules: Modules::open(&driver, capability, A::DEFINES)?,
         blas: OnceLock::new(),
         idle: Mutex::new(Stream::new(&driver)?),
         driver,

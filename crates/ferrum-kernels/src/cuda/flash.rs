@@ -15,6 +15,7 @@ use super::attention_call::Call;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::role::CudaAct;
+use super::tile;
 use crate::backend::AttnConfig;
 use crate::backend::check::elements;
 use ferrum_types::{Dtype, Result};
@@ -186,11 +187,16 @@ struct Stored {
     /// Whether a tile holds them as they are.
     direct: bool,
     scaled: bool,
+    /// Whether tiles have queries divided, each row by a factor of its own: those of bf16 as f16.
+    divides: bool,
 }
 
 impl Stored {
-    /// None for what no cache has.
-    fn of(dtype: Dtype) -> Option<Self> {
+    /// None for what no cache has, and for activations that tensor cores do not take.
+    fn of<A: CudaAct>(dtype: Dtype) -> Option<Self> {
+        if !tile::is_for::<A>() {
+            return None;
+        }
         let (number, files) = match dtype {
             Dtype::F32 => (0, [KernelFile::FlashF32, KernelFile::FlashWideF32]),
             Dtype::F16 => (1, [KernelFile::FlashF16, KernelFile::FlashWideF16]),
@@ -205,6 +211,7 @@ impl Stored {
             bytes: dtype.size(),
             direct: matches!(dtype, Dtype::F16 | Dtype::BF16),
             scaled: dtype == Dtype::I8,
+            divides: dtype == Dtype::F16 && A::DTYPE == Dtype::BF16,
         })
     }
 
@@ -364,7 +371,7 @@ impl Job<'_> {
         let more = if_true(tiles.form == Form::Ahead, keys * row(key_dim) + second);
         2 * keys * 8
             + if_true(stored.scaled, 4 * keys * 4)
-            + if_true(stored.number == 1, rows * 4)
+            + if_true(stored.divides, rows * 4)
             + if_true(across > 1, across * rows * 4)
             + along * across * 32 * 4
             + (rows + keys) * row(key_dim)
@@ -609,7 +616,7 @@ impl Job<'_> {
     }
 }
 
-/// Attention on tensor cores, of bf16 queries; false, and nothing is done, where no kernel is for these widths, or where
+/// Attention on tensor cores, of queries of 16 bits; false, and nothing is done, where no kernel is for these widths, or where
 /// its tiles are more than the device's shared memory. `buffers` are `out`, `q` and `sinks`.
 pub(super) fn attention<A: CudaAct>(
     ctx: &mut CudaContext<A>,
@@ -618,7 +625,7 @@ pub(super) fn attention<A: CudaAct>(
     buffers: [Arg; 3],
     cache: &Cache,
 ) -> Result<bool> {
-    let Some(stored) = Stored::of(cache.dtype).filter(|_| A::DTYPE == Dtype::BF16) else {
+    let Some(stored) = Stored::of::<A>(cache.dtype) else {
         return Ok(false);
     };
     let job = Job {

@@ -1,6 +1,6 @@
 //! Products with dense matrices, and rows by index.
 //!
-//! Activations of bf16 go through `tile.rs`. Those of f32 have one scheme for any number of rows: a warp makes a column for
+//! Activations of 16 bits go through `tile.rs`. Those of f32 have one scheme for any number of rows: a warp makes a column for
 //! one, four or eight rows, and the order of its sums does not depend on which. So a row has the same bits alone and among
 //! many.
 

@@ -1,15 +1,16 @@
 //! The CUDA backend: NVIDIA GPUs from compute capability 8.0 on.
 //!
-//! [`CudaBackend`] is generic over the element of activations. With bf16 it is what models run on: activations take half the
-//! memory and go through tensor cores, sums, the residual stream and logits are f32. With f32 nothing between two products
-//! is rounded, which is what tests compare with other implementations (`role.rs` says how kernels have both forms).
+//! [`CudaBackend`] is generic over the element of activations. With bf16 or f16 it is what models run on: activations take
+//! half the memory and go through tensor cores, sums, the residual stream and logits are f32. Those of f16 have three bits more,
+//! and become infinite from 65520 on. With f32 nothing between two products is rounded, which is what tests compare with other
+//! implementations (`role.rs` says how kernels have all forms).
 //! Dense weights keep the precision of the file, quantised ones stay integers (`pack.rs` says how they lie). `tile.rs` says
-//! which kernel multiplies bf16 with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
+//! which kernel multiplies 16 bits with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
 //! and a few rows with quantised weights, take f32 sums and products of bytes.
 //!
 //! * `driver.rs`, `pool.rs`, `memory.rs`, `stream.rs` and `error.rs` are all that call the driver, whose library is opened
 //!   at run time; `compiler.rs` all that calls NVRTC.
-//! * `blas.rs` is all that calls cuBLASLt, for prompts with dense bf16 weights, where that is installed.
+//! * `blas.rs` is all that calls cuBLASLt, for prompts with dense weights of 16 bits, where that is installed.
 //! * `core.rs` finds and opens devices, `buffer.rs`, `weight.rs` and `quant_weight.rs` hold their memory.
 //! * `context.rs` is a stream: launches, copies through pinned memory, and captured steps.
 //! * The files named after ops check sizes and say which kernel runs with which parameters. Kernels are the CUDA C++ texts
@@ -68,7 +69,7 @@ pub use self::weight::CudaWeight;
 
 use self::core::Shared;
 use crate::backend::*;
-use ferrum_types::{Dtype, Element, FloatElement, Result, SrcDtype};
+use ferrum_types::{Element, FloatElement, Result, SrcDtype};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -90,6 +91,9 @@ pub struct CudaBackend<A> {
 
 /// An NVIDIA GPU as models run on it.
 pub type CudaBf16 = CudaBackend<half::bf16>;
+
+/// The same with finer activations of less range.
+pub type CudaF16 = CudaBackend<half::f16>;
 
 /// An NVIDIA GPU that rounds nothing between products, for comparisons.
 pub type CudaF32 = CudaBackend<f32>;
@@ -118,7 +122,7 @@ impl<A: CudaAct> CudaBackend<A> {
     /// As [`Backend::open`].
     pub fn open_with(ordinal: usize, options: CudaOptions) -> Result<Self> {
         Ok(Self {
-            shared: Arc::new(self::core::open(ordinal, A::DEFINES, options)?),
+            shared: Arc::new(self::core::open::<A>(ordinal, options)?),
             element: PhantomData,
         })
     }
@@ -145,11 +149,8 @@ type Ctx<A> = CudaContext<A>;
 
 impl<A: CudaAct> Backend for CudaBackend<A> {
     const NAME: &'static str = BACKEND;
-    /// Tensor cores take bf16 as it is, and f32 as two products. Activations are no finer either.
-    const DEQUANTIZED_DTYPE: SrcDtype = match A::DTYPE {
-        Dtype::BF16 => SrcDtype::BF16,
-        _ => SrcDtype::F32,
-    };
+    /// Tensor cores take 16 bits as they are, and f32 as two products. Activations are no finer either.
+    const DEQUANTIZED_DTYPE: SrcDtype = A::WEIGHT;
 
     type Act = A;
     type Residual = f32;
@@ -192,11 +193,11 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         products.saturating_add(collective::workspace_bytes(ranks))
     }
 
-    /// With activations of bf16, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
+    /// With activations of 16 bits, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
     /// with quantised weights, many to FP8 for those with FP8 weights, and keys are parted among blocks by what fills the
     /// device. `batch_invariant` leaves one order of sums.
     fn batch_invariance(&self) -> BatchInvariance {
-        if A::DTYPE == Dtype::BF16 && !self.batch_invariant() {
+        if tile::is_for::<A>() && !self.batch_invariant() {
             let of_codes = match float8::multiplies_codes(self.capability()) {
                 true => float8::ROUNDING,
                 false => 0.0,

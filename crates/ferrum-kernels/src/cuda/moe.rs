@@ -29,7 +29,7 @@ pub struct CudaExperts {
 }
 
 impl CudaExperts {
-    /// Parts that become one slab; where they do not, all are expanded to f32.
+    /// Parts that become one slab; where they do not, all are dequantised to f32.
     fn load<A: CudaAct>(
         device: &CudaBackend<A>,
         op: &'static str,
@@ -504,10 +504,10 @@ impl<A: CudaAct> BackendMarlinExperts for CudaBackend<A> {
         if experts.iter().all(Self::is_native_expert) {
             return CudaExperts::load(self, OP, experts, shape);
         }
-        let expanded = |layer: &QuantWeights<'_>| layer.dequantize(OP, cols);
+        let dequantized = |layer: &QuantWeights<'_>| layer.dequantize(OP, cols);
         let values = experts
             .iter()
-            .map(expanded)
+            .map(dequantized)
             .collect::<Result<Vec<_>>>()?
             .concat();
         let rows = elements(OP, &[shape.experts, shape.n])?;

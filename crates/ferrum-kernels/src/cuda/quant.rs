@@ -3,7 +3,7 @@
 //!
 //! Activations become codes of 8 bits with a scale for each 32 numbers, each row by itself; products are sums of integers,
 //! and the f32 sums over groups have one order. So a row has the same bits alone and among many. More than a few rows of
-//! bf16 are multiplied by tiles instead, for which the weight becomes bf16 as it is loaded, and many by NVIDIA's library (`tile.rs`).
+//! 16 bits are multiplied by tiles instead, for which the weight becomes of their element as it is loaded, and many by NVIDIA's library (`tile.rs`).
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;

@@ -13,7 +13,7 @@ pub(super) struct Kernels {
     pub(super) embedding: &'static str,
     /// Products of pairs with the matrices of their experts.
     pub(super) experts: &'static str,
-    /// Rows of the weight as bf16.
+    /// Rows of the weight as activations are.
     pub(super) unpack: &'static str,
 }
 

@@ -125,7 +125,7 @@ impl CudaQuantWeight {
         Ok(())
     }
 
-    /// Floats as they are, and all else expanded to f32.
+    /// Floats as they are, and all else dequantised to f32.
     fn add_dense<A: CudaAct>(
         &mut self,
         device: &CudaBackend<A>,

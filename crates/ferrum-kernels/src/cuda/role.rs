@@ -1,25 +1,34 @@
 //! Which element activations have, and which kernel an op runs for the elements of its buffers.
 //!
-//! Kernel sources are one text for both elements: `Act` of `kernels/common.cuh` is what the module was compiled for. An op
+//! Kernel sources are one text for all elements: `Act` of `kernels/common.cuh` is what the module was compiled for. An op
 //! whose buffers may have another role (the residual stream, logits, which are f32 always) has a kernel for each, whose name
 //! ends in `_act` or `_f32`.
 
 use super::BACKEND;
-use ferrum_types::{Dtype, Error, FloatElement, Result};
-use half::bf16;
+use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
+use half::{bf16, f16};
 
 /// An element that activations can have.
 pub trait CudaAct: FloatElement + sealed::Sealed {
     /// What the kernels are compiled with.
     const DEFINES: &'static [&'static str];
+    /// The same element as that of weights, which products take as they are.
+    const WEIGHT: SrcDtype;
 }
 
 impl CudaAct for f32 {
     const DEFINES: &'static [&'static str] = &[];
+    const WEIGHT: SrcDtype = SrcDtype::F32;
 }
 
 impl CudaAct for bf16 {
     const DEFINES: &'static [&'static str] = &["-DACT_BF16"];
+    const WEIGHT: SrcDtype = SrcDtype::BF16;
+}
+
+impl CudaAct for f16 {
+    const DEFINES: &'static [&'static str] = &["-DACT_F16"];
+    const WEIGHT: SrcDtype = SrcDtype::F16;
 }
 
 mod sealed {
@@ -27,6 +36,7 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
 }
 
 /// The kernel for a buffer of `T`, of those for activations and for f32.
@@ -64,7 +74,6 @@ fn role<A: CudaAct, T: FloatElement, V>(op: &'static str, [act, f32]: [V; 2]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::f16;
 
     #[test]
     fn a_buffer_has_the_kernel_of_its_role() {

@@ -1,12 +1,12 @@
-//! Products of bf16 rows: which kernel makes them, and in how many blocks.
+//! Products of rows of 16 bits: which kernel makes them, and in how many blocks.
 //!
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
 //! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
 //! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
-//! dense bf16 weight go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised one, which
-//! becomes bf16 for that, some of its rows at a time.
+//! dense weight of their own element go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised
+//! one, which becomes of that element for it, some of its rows at a time.
 //!
-//! All of this is for activations of bf16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
+//! All of this is for activations of bf16 and f16; those of f32 go through `gemm.cu` and `quant.cu`, which round nothing.
 
 use super::blas;
 use super::buffer::CudaBuffer;
@@ -26,11 +26,11 @@ use std::sync::Arc;
 /// Rows up to which weights are streamed without tensor cores.
 pub(super) const FEW: usize = 4;
 
-/// Rows from which a quantised weight becomes bf16 for NVIDIA's library. By an H200's figures, writing and reading that takes as
+/// Rows from which a quantised weight becomes 16 bits for NVIDIA's library. By an H200's figures, writing and reading that takes as
 /// long as what tiles lose at about 150 rows; where both take as long has not been measured.
 const UNPACKED_ROWS: usize = 256;
 
-/// Most bytes of a weight that are bf16 at once.
+/// Most bytes of a weight that are unpacked at once.
 const UNPACKED_BYTES: usize = 96 << 20;
 
 /// Most bytes of a device that products by NVIDIA's library take beside their operands.
@@ -253,7 +253,7 @@ fn tile_of_pairs(pairs: usize, experts: usize) -> usize {
 
 /// Whether products of this backend's activations are made here at all.
 pub(super) fn is_for<A: CudaAct>() -> bool {
-    A::DTYPE == Dtype::BF16
+    A::DTYPE != Dtype::F32
 }
 
 /// Whether rows of a product with a quantised weight are enough for tiles.
@@ -282,7 +282,7 @@ pub(super) fn product<A: CudaAct>(
         return streamed(ctx, op, x, (at, dtype), out);
     }
     if let TileWeight::Dense { at, dtype } = weight
-        && dtype == SrcDtype::BF16
+        && dtype == A::WEIGHT
         && blas::takes(x, out)
         && multiplied(ctx, op, x, at, out)?
     {
@@ -382,7 +382,7 @@ fn unpacked<A: CudaAct>(
     let Some(blas) = shared.blas() else {
         return Ok(false);
     };
-    let (at, _) = arranged(ctx, op, x, TileWeight::Packed(slab))?;
+    let (at, ..) = arranged(ctx, op, x, TileWeight::Packed(slab))?;
     let x = TileRows { at, ..x };
     let row_bytes = elements(op, &[x.k, 2])?;
     let most = (UNPACKED_BYTES / row_bytes / blas::ALIGNED_START).max(1) * blas::ALIGNED_START;
@@ -495,10 +495,7 @@ fn tiles<A: CudaAct>(
     let stride = row_stride(x.k);
     let (x_at, x_stride, row_scales) = match kernel.0 {
         KernelFile::TileE4m3 => float8::quantise(ctx, op, x)?,
-        _ => {
-            let (at, scales) = arranged(ctx, op, x, weight)?;
-            (at, stride, scales)
-        }
+        _ => arranged(ctx, op, x, weight)?,
     };
     let blocks = elements(op, &[row_tiles, out.columns.div_ceil(tile_columns), parts])?;
     let x_bytes = tile_rows * depth * 2;
@@ -566,43 +563,51 @@ fn with_weight<const N: usize>(common: &[Arg], weight: &[Arg]) -> [Arg; N] {
     args
 }
 
-/// The rows of x as tiles read them, with the scales of rows that are f16: the rows themselves, unless their stride has to
-/// change, their elements come in another order, or the product is one of f16.
+/// The rows of x as tiles read them, their stride and the scales of rows that have some: the rows themselves, unless their
+/// stride has to change, their elements come in another order, or the weight is of the other 16-bit element.
 ///
-/// Weights of f16 have more bits than bf16 and less range. So the activations become f16, each row times a power of two,
-/// which loses nothing; the weights as bf16 would lose three bits.
+/// Both factors of a product are of one element, so the activations become what the weight is, which loses nothing. Rows of
+/// bf16 become f16, each times a power of two; rows of f16 become two of bf16. The weight as the activations are would lose
+/// three bits, or what is out of range.
 fn arranged<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
     x: TileRows,
     weight: TileWeight<'_>,
-) -> Result<(u64, Arg)> {
+) -> Result<(u64, usize, Arg)> {
     let stride = row_stride(x.k);
     let bytes = elements(op, &[x.rows, stride, 2])?;
     let sizes = [Arg::Int(x.k), Arg::Int(stride)];
-    if let TileWeight::Dense {
-        dtype: SrcDtype::F16,
-        ..
-    } = weight
-    {
-        let bytes = bytes.next_multiple_of(16);
-        let at = ctx.scratch(bytes.saturating_add(elements(op, &[x.rows, 4])?))?;
-        let scales = Arg::At(at + bytes as u64);
-        let args = [Arg::At(at), scales, Arg::At(x.at), sizes[0], sizes[1]];
-        ctx.launch(
-            op,
-            (KernelFile::TileHalf, "arrange_rows_f16"),
-            (x.rows, 256, 0),
-            args,
-        )?;
-        return Ok((at, scales));
+    let grid = (x.rows, 256, 0);
+    let other = match weight {
+        TileWeight::Dense { dtype, .. } if dtype != A::WEIGHT => Some(dtype),
+        _ => None,
+    };
+    match other {
+        Some(SrcDtype::BF16) => {
+            let at = ctx.scratch(bytes.saturating_mul(2))?;
+            let args = [Arg::At(at), Arg::At(x.at), sizes[0], sizes[1]];
+            let kernel = (KernelFile::TileHalf, "arrange_rows_bf16");
+            ctx.launch(op, kernel, grid, args)?;
+            return Ok((at, 2 * stride, Arg::At(0)));
+        }
+        Some(SrcDtype::F16) => {
+            let bytes = bytes.next_multiple_of(16);
+            let at = ctx.scratch(bytes.saturating_add(elements(op, &[x.rows, 4])?))?;
+            let scales = Arg::At(at + bytes as u64);
+            let args = [Arg::At(at), scales, Arg::At(x.at), sizes[0], sizes[1]];
+            let kernel = (KernelFile::TileHalf, "arrange_rows_f16");
+            ctx.launch(op, kernel, grid, args)?;
+            return Ok((at, stride, scales));
+        }
+        Some(SrcDtype::F32) | None => {}
     }
     let order = match weight {
         TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
         TileWeight::Dense { .. } | TileWeight::Float8(_) => 0,
     };
     if order == 0 && stride == x.k {
-        return Ok((x.at, Arg::At(0)));
+        return Ok((x.at, stride, Arg::At(0)));
     }
     let at = ctx.scratch(bytes)?;
     let args = [
@@ -612,13 +617,9 @@ fn arranged<A: CudaAct>(
         sizes[0],
         sizes[1],
     ];
-    ctx.launch(
-        op,
-        (KernelFile::TileHalf, "arrange_rows"),
-        (x.rows, 256, 0),
-        args,
-    )?;
-    Ok((at, Arg::At(0)))
+    let kernel = (KernelFile::TileHalf, "arrange_rows");
+    ctx.launch(op, kernel, grid, args)?;
+    Ok((at, stride, Arg::At(0)))
 }
 
 /// A product of up to [`FEW`] rows with floats.
@@ -640,11 +641,12 @@ fn streamed<A: CudaAct>(
         _ => (names[2], 2),
     };
     let stride = row_stride(x.k);
+    // The kernel reads activations as they are, whatever the weight is.
     let as_rows = TileWeight::Dense {
         at: weight,
-        dtype: SrcDtype::BF16,
+        dtype: A::WEIGHT,
     };
-    let (x_at, _) = arranged(ctx, op, x, as_rows)?;
+    let (x_at, ..) = arranged(ctx, op, x, as_rows)?;
     let warps = out.columns.div_ceil(columns_of_warp);
     let parts = parts_of_columns(warps, stride, ctx.shared().multiprocessors);
     let blocks = warps.div_ceil(4 / parts);

@@ -3,7 +3,7 @@
 //! A buffer is allocated by its device, which holds the handle of `blas.rs`, so what that takes names no buffer. `tile.rs`
 //! makes these values of buffers.
 
-/// Rows `[rows, k]` of bf16.
+/// Rows `[rows, k]` of 16 bits.
 #[derive(Clone, Copy)]
 pub(super) struct TileRows {
     pub(super) at: u64,

@@ -281,7 +281,7 @@ fn a_rank_outside_its_group_is_refused() {
 
 /// What is dequantised because it is cut is told.
 #[test]
-fn slices_that_are_expanded_are_named() {
+fn slices_that_are_dequantised_are_named() {
     let policy = WeightPolicy::of::<CpuBackend, Moe<Native>>();
     let dequantized = |name: &str, ranks| {
         let model = open(&fixtures().join(name));

@@ -109,7 +109,7 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
 }
 
 #[test]
-fn what_is_expanded_is_named() {
+fn what_is_dequantised_is_named() {
     let cases = [
         ("llama-gptq4-order", vec![]),
         ("llama-gptq4-odd", vec!["4-bit GPTQ"]),

@@ -2,7 +2,7 @@
 
 use super::report::DevicePeaks;
 use ferrum_kernels::{Backend, GemmShape, MatShape};
-use ferrum_types::{Error, FloatElement, Result, SrcDtype};
+use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
 use std::time::Instant;
 
 /// Elements of the copy: more than any cache holds.
@@ -19,7 +19,8 @@ pub(super) fn limits<B: Backend>(device: &B) -> Result<Option<DevicePeaks>> {
         Ok(DevicePeaks {
             bandwidth,
             is_copy: true,
-            bf16_flops: Some(matrix_peak(device)?),
+            half_flops: Some(matrix_peak(device)?),
+            is_f16: B::Act::DTYPE == Dtype::F16,
             ..DevicePeaks::default()
         })
     });
@@ -40,18 +41,15 @@ fn copy_bandwidth<B: Backend>(device: &B) -> Result<f64> {
     Ok((2 * COPIED * size_of::<f32>()) as f64 / seconds)
 }
 
-/// Operations a second (a multiply-add counts two) of a product of bf16 weights with the device's activations.
+/// Operations a second (a multiply-add counts two) of a product of the device's activations with weights of their element.
 fn matrix_peak<B: Backend>(device: &B) -> Result<f64> {
     let values = random(SIDE * SIDE);
-    // The upper half of an f32 is a bf16.
-    let bytes = |x: f32| ((x.to_bits() >> 16) as u16).to_le_bytes();
-    let weight: Vec<u8> = values.iter().flat_map(|&x| bytes(x)).collect();
+    let x: Vec<_> = values.into_iter().map(B::Act::from_f32).collect();
     let shape = MatShape {
         rows: SIDE,
         cols: SIDE,
     };
-    let weight = device.from_weight_bytes(&weight, SrcDtype::BF16, shape)?;
-    let x: Vec<_> = values.into_iter().map(B::Act::from_f32).collect();
+    let weight = device.from_weight_bytes(bytemuck::cast_slice(&x), B::DEQUANTIZED_DTYPE, shape)?;
     let x = device.from_slice(&x)?;
     let mut out = device.alloc::<B::Act>(SIDE * SIDE)?;
     let mut ctx = device.new_context()?;

@@ -18,13 +18,20 @@ pub(super) struct DevicePeaks {
     pub(super) fma_flops: Option<f64>,
     /// Operations on 8-bit integers in a second.
     pub(super) int8_ops: Option<f64>,
-    /// Where products with weights of bf16 are of bf16.
-    pub(super) bf16_flops: Option<f64>,
+    /// Where products with weights of 16 bits are of 16 bits.
+    pub(super) half_flops: Option<f64>,
+    /// Whether these are of f16. Otherwise they are of bf16.
+    pub(super) is_f16: bool,
     /// Bytes of the last-level cache, where the system tells.
     pub(super) cache: Option<u64>,
 }
 
 impl DevicePeaks {
+    /// The element of products of 16 bits.
+    fn half_name(&self) -> &'static str {
+        if self.is_f16 { "f16" } else { "bf16" }
+    }
+
     /// The medians of several measurements; `None` of none.
     pub(super) fn medians(all: &[Self]) -> Option<Self> {
         let first = all.first()?;
@@ -35,7 +42,8 @@ impl DevicePeaks {
             is_copy: first.is_copy,
             fma_flops: of(|l| l.fma_flops),
             int8_ops: of(|l| l.int8_ops),
-            bf16_flops: of(|l| l.bf16_flops),
+            half_flops: of(|l| l.half_flops),
+            is_f16: first.is_f16,
             cache: first.cache,
         })
     }
@@ -117,23 +125,23 @@ impl Report<'_> {
         Some(steps * self.bytes_per_step(seqs) as f64 / limits.bandwidth)
     }
 
-    /// Bytes where weights stay in blocks and the device multiplies bytes, bf16 where they and the device are of that,
+    /// Bytes where weights stay in blocks and the device multiplies bytes, bf16 or f16 where they and the device are of that,
     /// else f32.
     fn arithmetic(&self) -> Option<Arithmetic> {
         let limits = self.limits.as_ref()?;
         let blocks = self.model.keeps_blocks() && self.model.has_integers();
         let bytes = limits.int8_ops.filter(|_| blocks);
-        // What makes no f32 is a GPU. Its products are of bf16, but for FP8 weights, of which prompts may be products of FP8.
+        // What makes no f32 is a GPU. Its products are of 16 bits, but for FP8 weights, of which prompts may be products of FP8.
         let is_gpu = limits.fma_flops.is_none();
         let is_fp8 = |info: &TensorInfo| info.dtype == TensorDtype::Plain(Dtype::F8E4M3);
         if is_gpu && self.model.tensors().infos().any(is_fp8) {
             return None;
         }
-        let is_bf16 = is_gpu || self.model.is_bf16();
-        let bf16 = limits.bf16_flops.filter(|_| is_bf16);
-        let (name, unit, peak) = match (bytes, bf16) {
+        let is_half = is_gpu || self.model.is_bf16();
+        let half = limits.half_flops.filter(|_| is_half);
+        let (name, unit, peak) = match (bytes, half) {
             (Some(bytes), _) => ("bytes", "GOP/s", bytes),
-            (None, Some(bf16)) => ("bf16", "GFLOP/s", bf16),
+            (None, Some(half)) => (limits.half_name(), "GFLOP/s", half),
             (None, None) => ("f32 FMA", "GFLOP/s", limits.fma_flops?),
         };
         Some(Arithmetic { name, unit, peak })
@@ -182,7 +190,8 @@ impl Report<'_> {
             "last_level_cache_bytes": limits.and_then(|l| l.cache),
             "fma_peak_flops": limits.and_then(|l| l.fma_flops),
             "byte_peak_ops": limits.and_then(|l| l.int8_ops),
-            "bf16_peak_flops": limits.and_then(|l| l.bf16_flops),
+            "bf16_peak_flops": limits.filter(|l| !l.is_f16).and_then(|l| l.half_flops),
+            "f16_peak_flops": limits.filter(|l| l.is_f16).and_then(|l| l.half_flops),
             "decode_bandwidth_share": self.bandwidth_share(1, self.decode_rate()),
             "prefill_arithmetic": self.arithmetic().map(|a| a.name),
             "prefill_arithmetic_share": self.prefill_share(),

@@ -65,19 +65,22 @@ impl Placement {
                 format!("found --gpu-layers {layers} with --backend {kind}, which is no GPU");
             return Err(Error::invalid("gpu_layers", reason));
         }
-        let cpu = || {
-            let options = BackendOptions {
-                ordinal: 0,
-                ..options
-            };
-            BackendDispatch::from_kind(BackendKind::Cpu, options)
+        // The number of a device, and beside a GPU also its activations, are not the CPU's.
+        let alone = BackendOptions {
+            ordinal: 0,
+            ..options
         };
+        let beside = BackendOptions {
+            activations: None,
+            ..alone
+        };
+        let cpu = |options| BackendDispatch::from_kind(BackendKind::Cpu, options);
         if layers == GpuLayers::Last(0) {
-            return Ok(Self::on(cpu()?, model));
+            return Ok(Self::on(cpu(alone)?, model));
         }
         let gpu = match (BackendDispatch::any_gpu(kind, options), layers) {
             (Err(Error::NoDevice { .. }), GpuLayers::Auto) if kind == BackendKind::Auto => {
-                return Ok(Self::on(cpu()?, model));
+                return Ok(Self::on(cpu(alone)?, model));
             }
             (gpu, _) => gpu?,
         };
@@ -88,8 +91,8 @@ impl Placement {
         let first = model.spec.layers.len() - count;
         match (first, count) {
             (0, _) => Ok(Self::on(gpu, model)),
-            (_, 0) => Ok(Self::on(cpu()?, model)),
-            _ => Self::cut(cpu()?, gpu, model, first),
+            (_, 0) => Ok(Self::on(cpu(beside)?, model)),
+            _ => Self::cut(cpu(beside)?, gpu, model, first),
         }
     }
 

@@ -11,7 +11,7 @@ mod stage_list;
 pub use gpu_layers::GpuLayers;
 pub use stage_list::StageList;
 
-use super::dispatch::{BackendDispatch, BackendOptions};
+use super::dispatch::{BackendDispatch, BackendOptions, no_activations};
 use super::job::{DeviceJob, KvElement};
 use super::kind::{BackendKind, KvDtype};
 use super::tensor_parallel::Ranks;
@@ -163,6 +163,11 @@ impl Placement {
             return Ok(Self::on(device, model));
         };
         list.check(model.spec.layers.len())?;
+        if let Some(activations) = options.activations
+            && list.0.iter().all(|stage| stage.kind != BackendKind::Cuda)
+        {
+            return Err(no_activations(activations, list.0[0].kind.name()));
+        }
         let mut stages: Vec<PlacedStage> = Vec::with_capacity(list.0.len());
         for (index, choice) in list.0.iter().enumerate() {
             let StageChoice { kind, ordinal, .. } = *choice;
@@ -170,7 +175,11 @@ impl Placement {
             let device = match list.0[..index].iter().position(same) {
                 Some(opened) => stages[opened].device.clone(),
                 None => {
-                    let options = BackendOptions { ordinal, ..options };
+                    let options = BackendOptions {
+                        ordinal,
+                        activations: options.activations.filter(|_| kind == BackendKind::Cuda),
+                        ..options
+                    };
                     BackendDispatch::from_kind(kind, options)?
                 }
             };

@@ -44,6 +44,16 @@ struct F16 {
             out[2 * i + 1] = f16_to_f32(uint16_t(words[i] >> 16));
         }
     }
+    static __device__ __forceinline__ void write8(Stored* at, const float (&x)[8]) {
+        store16(at, make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7])));
+    }
+    // Two elements as a word, `low` in its lower half.
+    static __device__ __forceinline__ uint32_t pack2(float low, float high) { return f32_to_f16x2(low, high); }
+    // What x has beside the nearest element: nothing where that is infinite.
+    static __device__ __forceinline__ float rest(float x) {
+        float nearest = f16_to_f32(f32_to_f16(x));
+        return fabsf(nearest) <= 65504.0f ? x - nearest : 0.0f;
+    }
 };
 struct BF16 {
     typedef uint16_t Stored;
@@ -60,16 +70,29 @@ struct BF16 {
         }
     }
     static __device__ __forceinline__ void write8(Stored* at, const float (&x)[8]) {
-        store16(at, make_uint4(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]), f32_to_bf16x2(x[4], x[5]),
-                               f32_to_bf16x2(x[6], x[7])));
+        store16(at, make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7])));
     }
+    static __device__ __forceinline__ uint32_t pack2(float low, float high) { return f32_to_bf16x2(low, high); }
+    static __device__ __forceinline__ float rest(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 };
 // Activations. The residual stream and logits are f32 whatever these are, so a kernel whose buffers may be either has two
 // names: one for activations (`_act`) and one for f32.
-#ifdef ACT_BF16
+#if defined(ACT_BF16)
 typedef BF16 Act;
+#elif defined(ACT_F16)
+typedef F16 Act;
 #else
 typedef F32 Act;
+#endif
+// Those of 16 bits go through tensor cores, and some files have kernels for nothing else. Those of f16 become infinite
+// from 65520 on.
+#if defined(ACT_BF16) || defined(ACT_F16)
+#define ACT_16
+#endif
+#ifdef ACT_F16
+constexpr bool ACT_IS_F16 = true;
+#else
+constexpr bool ACT_IS_F16 = false;
 #endif
 // FP8 E4M3: the nearest code, ties to even, saturating at ±448; NaN stays NaN.
 struct Fp8 {

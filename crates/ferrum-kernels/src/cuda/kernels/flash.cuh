@@ -86,7 +86,7 @@ __device__ __forceinline__ float fp8_value(uint32_t code) {
 }
 
 // How elements of a cache become those of a tile: f16 and bf16 are copied as they are. Others come as raw bytes, in units of
-// `UNIT` elements, which the thread that copied them makes bf16.
+// `UNIT` elements, which the thread that copied them makes what activations are. HALF: a tile of f16; all else is bf16.
 template <class E>
 struct Load;
 template <>
@@ -101,12 +101,12 @@ struct Load<F16> {
 };
 template <>
 struct Load<F32> {
-    static const bool DIRECT = false, HALF = false, SCALED = false;
+    static const bool DIRECT = false, HALF = ACT_IS_F16, SCALED = false;
     static const int UNIT = 8, RAW = 32;
     static __device__ __forceinline__ void convert(const char* raw, float, uint16_t* to) {
         float x[8];
         F32::read8(reinterpret_cast<const float*>(raw), x);
-        store16(to, make_uint4(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]), f32_to_bf16x2(x[4], x[5]), f32_to_bf16x2(x[6], x[7])));
+        Act::write8(to, x);
     }
 };
 // Sixteen codes of a byte.
@@ -117,14 +117,14 @@ __device__ __forceinline__ void convert_bytes(const char* raw, uint16_t* to, VAL
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t pair = words[i / 2] >> i % 2 * 16;
-        out[i] = f32_to_bf16x2(value(pair & 0xff), value(pair >> 8 & 0xff));
+        out[i] = Act::pack2(value(pair & 0xff), value(pair >> 8 & 0xff));
     }
     store16(to, make_uint4(out[0], out[1], out[2], out[3]));
     store16(to + 8, make_uint4(out[4], out[5], out[6], out[7]));
 }
 template <>
 struct Load<Fp8> {
-    static const bool DIRECT = false, HALF = false, SCALED = false;
+    static const bool DIRECT = false, HALF = ACT_IS_F16, SCALED = false;
     static const int UNIT = 16, RAW = 16;
     static __device__ __forceinline__ void convert(const char* raw, float, uint16_t* to) {
         convert_bytes(raw, to, [](uint32_t code) { return fp8_value(code); });
@@ -132,7 +132,7 @@ struct Load<Fp8> {
 };
 template <>
 struct Load<Int8> {
-    static const bool DIRECT = false, HALF = false, SCALED = true;
+    static const bool DIRECT = false, HALF = ACT_IS_F16, SCALED = true;
     static const int UNIT = 16, RAW = 16;
     static __device__ __forceinline__ void convert(const char* raw, float scale, uint16_t* to) {
         convert_bytes(raw, to, [scale](uint32_t code) { return float(int8_t(code)) * scale; });
@@ -261,7 +261,32 @@ __device__ __forceinline__ int64_t vector_of(const Flash& c, const Work& w, int 
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------------------------
 
-// Queries as rows of a tile. Tiles of f16 have them divided by a power of two of the row, so that none is infinite there.
+template <bool HALF>
+__device__ __forceinline__ void product(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if (HALF) mma_f16(c, a, b0, b1);
+    else mma_bf16(c, a, b0, b1);
+}
+template <bool HALF>
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+    return HALF ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+}
+
+// Whether a tile has queries divided by a power of two of the row: those of bf16 as f16, so that none is infinite there.
+template <bool HALF>
+constexpr bool DIVIDES = HALF && !ACT_IS_F16;
+// Queries as a tile has them: those of f16 as bf16 are rounded, as the keys of such a cache were.
+template <bool HALF>
+__device__ __forceinline__ void convert_queries(uint4& x, float factor) {
+    if constexpr (HALF != ACT_IS_F16) {
+        uint32_t* words[4] = {&x.x, &x.y, &x.z, &x.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint16_t low = uint16_t(*words[i]), high = uint16_t(*words[i] >> 16);
+            *words[i] = packed<HALF>(Act::read(&low) * factor, Act::read(&high) * factor);
+        }
+    }
+}
+// Queries as rows of a tile.
 template <bool HALF, int M, int WARPS>
 __device__ __forceinline__ void load_queries(const Flash& c, const Work& w, uint16_t* tile, int stride, float* factors) {
     int lane = threadIdx.x % 32, width = (c.key_dim + 15) / 16 * 16;
@@ -271,7 +296,7 @@ __device__ __forceinline__ void load_queries(const Flash& c, const Work& w, uint
         int head = w.kv_head * c.group + row % c.group;
         const uint16_t* from = c.q + (w.token + row / c.group) * c.q_token + head * c.q_head;
         float factor = 1;
-        if (HALF) {
+        if (DIVIDES<HALF>) {
             uint32_t most = 0;
             for (int d = lane; there && d < c.key_dim; d += 32) most = max(most, uint32_t(from[d]) & 0x7fffu);
             for (int flip = 16; flip > 0; flip /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, flip));
@@ -284,28 +309,11 @@ __device__ __forceinline__ void load_queries(const Flash& c, const Work& w, uint
             uint4 x = make_uint4(0, 0, 0, 0);
             if (there && d < c.key_dim) {
                 x = load16(from + d);
-                if (HALF) {
-                    uint32_t* words[4] = {&x.x, &x.y, &x.z, &x.w};
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        float low = __uint_as_float(*words[i] << 16), high = __uint_as_float(*words[i] & 0xffff0000u);
-                        *words[i] = f32_to_f16x2(low * factor, high * factor);
-                    }
-                }
+                convert_queries<HALF>(x, factor);
             }
             store16(tile + r * stride + d, x);
         }
     }
-}
-
-template <bool HALF>
-__device__ __forceinline__ void product(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if (HALF) mma_f16(c, a, b0, b1);
-    else mma_bf16(c, a, b0, b1);
-}
-template <bool HALF>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-    return HALF ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
 // Scores of 16 rows with KN · 8 keys.
@@ -478,7 +486,7 @@ __device__ __forceinline__ void write_rows(const Flash& c, const Work& w, Sums<P
             float factor = last_factor(stats, c.sinks, place.head);
             uint16_t* to = c.out + place.token * c.out_token + place.head * c.out_head;
             each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
-                *reinterpret_cast<uint32_t*>(to + column) = f32_to_bf16x2(low * factor, high * factor);
+                *reinterpret_cast<uint32_t*>(to + column) = Act::pack2(low * factor, high * factor);
             });
         }
     }
@@ -611,7 +619,7 @@ __device__ __forceinline__ void flash(const Flash& c) {
     int64_t* vectors = reinterpret_cast<int64_t*>(shared);
     float* scales = reinterpret_cast<float*>(vectors + 2 * N);
     float* factors = scales + (L::SCALED ? 4 * N : 0);
-    float* tops = factors + (HALF ? M : 0);
+    float* tops = factors + (DIVIDES<HALF> ? M : 0);
     float* before = tops + (SHARED ? WC * M : 0);
     uint16_t* queries = reinterpret_cast<uint16_t*>(before + WM * WC * 32);
     uint16_t* keys = queries + M * key_stride;
@@ -672,7 +680,7 @@ __device__ __forceinline__ void flash(const Flash& c) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
-        if (HALF) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
+        if (DIVIDES<HALF>) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
     }
     if constexpr (AHEAD) {
         if (begin < end) start(begin);

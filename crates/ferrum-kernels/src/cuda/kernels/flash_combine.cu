@@ -48,6 +48,6 @@ KERNEL __launch_bounds__(128)
         }
         float factor = last_factor(total, sinks, head);
         store8(out + token * out_token + head * out_head + d,
-               make_uint2(f32_to_bf16x2(sum[0] * factor, sum[1] * factor), f32_to_bf16x2(sum[2] * factor, sum[3] * factor)));
+               make_uint2(Act::pack2(sum[0] * factor, sum[1] * factor), Act::pack2(sum[2] * factor, sum[3] * factor)));
     }
 }

@@ -48,22 +48,18 @@ __device__ __forceinline__ void load_group_queries(const Flash& c, const Work& w
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         int r = first + i * AT_ONCE;
-        if (HALF) {
-            uint32_t* words[4] = {&x[i].x, &x[i].y, &x[i].z, &x[i].w};
-            uint32_t most = 0;
+        float factor = 1;
+        if (DIVIDES<HALF>) {
+            uint32_t words[4] = {x[i].x, x[i].y, x[i].z, x[i].w}, most = 0;
 #pragma unroll
-            for (int j = 0; j < 4; j++) most = max(most, max(*words[j] & 0x7fffu, *words[j] >> 16 & 0x7fffu));
+            for (int j = 0; j < 4; j++) most = max(most, max(words[j] & 0x7fffu, words[j] >> 16 & 0x7fffu));
 #pragma unroll
             for (int flip = PIECES / 2; flip > 0; flip /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, flip));
             int exponent = min(max(int(most >> 7), 27), 227);
-            float factor = __uint_as_float(uint32_t(254 - exponent) << 23);
+            factor = __uint_as_float(uint32_t(254 - exponent) << 23);
             if (piece == 0) factors[r] = __uint_as_float(uint32_t(exponent) << 23);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float low = __uint_as_float(*words[j] << 16), high = __uint_as_float(*words[j] & 0xffff0000u);
-                *words[j] = f32_to_f16x2(low * factor, high * factor);
-            }
         }
+        convert_queries<HALF>(x[i], factor);
         store16(tile + group_offset<M>(r, piece), x[i]);
     }
 }
@@ -223,7 +219,7 @@ __device__ __forceinline__ void flash_group(const Flash& c) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         rows.factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
-        if (HALF) rows.factor[half] *= factors[warp * 16 + half * 8 + lane / 4];
+        if (DIVIDES<HALF>) rows.factor[half] *= factors[warp * 16 + half * 8 + lane / 4];
     }
     if (begin < end) {
         copies.copy(copies.keys, c.k, begin);

@@ -71,8 +71,8 @@ FLOAT8_GEMM(float8_gemm_1_act, Act, 1)
 FLOAT8_GEMM(float8_gemm_1_f32, F32, 1)
 FLOAT8_GEMM(float8_gemm_4_act, Act, 4)
 FLOAT8_GEMM(float8_gemm_4_f32, F32, 4)
-// More than four rows of bf16 are products of tiles.
-#ifndef ACT_BF16
+// More than four rows of 16 bits are products of tiles.
+#ifndef ACT_16
 FLOAT8_GEMM(float8_gemm_8_act, Act, 8)
 FLOAT8_GEMM(float8_gemm_8_f32, F32, 8)
 #endif

@@ -38,8 +38,8 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::St
                                        int k, int64_t stride, int columns, int64_t first, int64_t n) {                  \
         product<E, OUT, ROWS>(out, x, weight, rows, k, stride, columns, first, n);                                      \
     }
-// Activations of bf16 have gemv.cu and tiles.
-#ifndef ACT_BF16
+// Activations of 16 bits have gemv.cu and tiles.
+#ifndef ACT_16
 GEMM(gemm_f32_1_act, F32, Act, 1)
 GEMM(gemm_f32_1_f32, F32, F32, 1)
 GEMM(gemm_f32_4_act, F32, Act, 4)

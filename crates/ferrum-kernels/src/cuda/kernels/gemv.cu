@@ -1,11 +1,11 @@
-// Products of few rows of bf16 with dense matrices: what decoding is made of, and bound by the bytes of the weight.
+// Products of few rows of 16 bits with dense matrices: what decoding is made of, and bound by the bytes of the weight.
 //
 // A warp makes COLUMNS columns for ROWS rows. It asks for several pieces of the weight before it uses the first, so that
 // enough bytes are on their way, and columns share what is read of x. Where there are few columns, two or four warps share
 // them, each with its part of every stretch of k; their sums are added in one order. Rows of x and of the weight have one
 // stride, a multiple of eight, with zeros behind k.
 #include "common.cuh"
-#ifdef ACT_BF16  // there is nothing here for activations of f32
+#ifdef ACT_16  // there is nothing here for activations of f32
 
 // AHEAD pieces of each column are asked for at once. `parts` warps share a column.
 template <class E, int ROWS, int COLUMNS, int AHEAD>
@@ -37,7 +37,7 @@ __device__ __forceinline__ void product(void* out, int is_f32, const uint16_t* x
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r < rows && at < stride) {
-                    BF16::read8(x + int64_t(r) * stride + at, b[r]);
+                    Act::read8(x + int64_t(r) * stride + at, b[r]);
                 } else {
 #pragma unroll
                     for (int j = 0; j < 8; j++) b[r][j] = 0;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void product(void* out, int is_f32, const uint16_t* x
     for (int i = 1; i < parts; i++) sum += shared[warp + i][lane];
     int64_t at = row * n + first + column;
     if (is_f32) static_cast<float*>(out)[at] = sum;
-    else static_cast<uint16_t*>(out)[at] = f32_to_bf16(sum);
+    else Act::write(static_cast<Act::Stored*>(out) + at, sum);
 }
 
 #define GEMV(NAME, E, ROWS, COLUMNS, AHEAD)                                                                             \

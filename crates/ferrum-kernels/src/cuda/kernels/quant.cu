@@ -133,8 +133,8 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t*
 #define QUANT_GEMM_ROWS(BITS, ROWS)                                                                                     \
     QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_act, BITS, Act, ROWS)                                                       \
     QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_f32, BITS, F32, ROWS)
-// More than four rows of bf16 are products of tiles.
-#ifdef ACT_BF16
+// More than four rows of 16 bits are products of tiles.
+#ifdef ACT_16
 #define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4)
 #else
 #define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4) QUANT_GEMM_ROWS(BITS, 8)
@@ -299,10 +299,10 @@ QUANT_EMBEDDING(quant_embedding_5, 5)
 QUANT_EMBEDDING(quant_embedding_6, 6)
 QUANT_EMBEDDING(quant_embedding_8, 8)
 
-// ---- weights as bf16 -----------------------------------------------------------------------------------------------------
+// ---- weights as Act ------------------------------------------------------------------------------------------------------
 
-// Rows of the weight from `first` on as bf16, for products of many rows. Four threads have a group, eight numbers each.
-#ifdef ACT_BF16
+// Rows of the weight from `first` on as activations are, for products of many rows. Four threads have a group, eight numbers each.
+#ifdef ACT_16
 template <int BITS>
 __device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, int64_t total, int groups, int k) {
     wait_for_previous();
@@ -320,7 +320,7 @@ __device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, i
                          uint32_t(part & 2 ? part & 1 ? q[7] : q[5] : part & 1 ? q[3] : q[1])};
 #pragma unroll
     for (int j = 0; j < 8; j++) values[j] = factor * float(int8_t(words[j / 4] >> 8 * (j % 4)) - w.zero) + rest;
-    BF16::write8(out + int64_t(row) * k + at, values);
+    Act::write8(out + int64_t(row) * k + at, values);
 }
 #define UNPACK(BITS)                                                                                                    \
     KERNEL unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int64_t total, int groups, int k) {               \

@@ -2,7 +2,7 @@
 //
 // A block of four warps makes a tile of ROWS × COLUMNS sums, DEPTH elements of k at a time. Rows of x come to shared memory
 // through a ring of STAGES asynchronous copies. A weight of 16 bits takes the same way; any other is copied as it is, each
-// thread the bytes of one group of 32 numbers, and the thread that copied them unpacks them to bf16 in shared memory while
+// thread the bytes of one group of 32 numbers, and the thread that copied them unpacks them to `Act` in shared memory while
 // the products of the step before run. So a weight is unpacked once for a block, and one core of `ldmatrix` and `mma.sync`
 // serves all types.
 //
@@ -42,7 +42,9 @@ __device__ __forceinline__ int tile_offset(int row, int piece) {
 
 // ---- weights ---------------------------------------------------------------------------------------------------------
 
-// bf16 or f16 in rows with a stride of a multiple of eight elements.
+// bf16 or f16 in rows with a stride of a multiple of eight elements. TWICE: x has twice as many, and the second half meets
+// the same weight.
+template <bool TWICE>
 struct HalfRows {
     static const bool UNPACKS = false, SCALED = false;
     __device__ __forceinline__ int repeats() const { return 0; }
@@ -56,6 +58,7 @@ struct HalfRows {
         for (int j = 0; j < S::COLUMNS * S::PIECES / S::THREADS; j++) {
             int i = int(threadIdx.x) + j * S::THREADS, column = i / S::PIECES, piece = i % S::PIECES;
             int k = step * S::DEPTH + piece * 8;
+            if (TWICE && k >= stride) k -= int(stride);
             bool there = column < count && k < stride;
             const uint16_t* from = at + (there ? (first + column) * stride + k : 0);
             cp_async16_or_zeros(to + tile_offset<S::PIECES>(column, piece), from, there);
@@ -65,7 +68,7 @@ struct HalfRows {
     __device__ __forceinline__ void unpack(uint8_t*, const uint8_t*, int64_t, int, int) const {}
 };
 
-// 32 numbers as bf16: four pieces.
+// 32 numbers of 16 bits: four pieces.
 __device__ __forceinline__ void store_group(uint8_t* to, int pieces, int column, int group, const uint32_t (&words)[16]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -77,7 +80,7 @@ __device__ __forceinline__ void store_group(uint8_t* to, int pieces, int column,
 
 // A code c as a float: its byte at the right place of a fraction is 128 + c, or for signed bytes, with the sign turned,
 // 2^15 + 128 + c. So one multiplication and addition makes the number, without a conversion of integers. What the addition
-// of so large a bias rounds is below 2^-16 of a step between codes, for signed bytes 2^-9: less than bf16 does.
+// of so large a bias rounds is below 2^-16 of a step between codes, for signed bytes 2^-9: less than 16 bits do.
 template <bool SIGNED>
 __device__ __forceinline__ float biased_code(int codes, int byte) {
     uint32_t bits = SIGNED ? __byte_perm(uint32_t(codes) ^ 0x80808080u, 0x47000000u, 0x7404 | byte << 4)
@@ -102,15 +105,15 @@ __device__ __forceinline__ void unpack_group(const PlaneBytes& bytes, const Weig
         float f = factor[i / 4], r = fmaf(-f, bias + float(w.zero), rest[i / 4]), x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) x[j] = fmaf(biased_code<SIGNED>(q[i], j), f, r);
-        words[2 * i] = f32_to_bf16x2(x[0], x[1]);
-        words[2 * i + 1] = f32_to_bf16x2(x[2], x[3]);
+        words[2 * i] = Act::pack2(x[0], x[1]);
+        words[2 * i + 1] = Act::pack2(x[2], x[3]);
     }
 }
 
 // Quantised rows, or with 32 `bits` rows of f32 at `d`. The number of bits is the same for the whole grid: one kernel for
 // all formats costs a branch for each group, and saves the compilation of six.
 //
-// A number of f32 is two of bf16, the nearest and what that leaves: each step comes twice, once for each. Routers and other
+// A number of f32 is two of `Act`, the nearest and what that leaves: each step comes twice, once for each. Routers and other
 // small matrices are f32, and what they decide should not hang on the rounding of their weights.
 struct PackedRows {
     static const bool UNPACKS = true, SCALED = false;
@@ -158,10 +161,10 @@ struct PackedRows {
             F32::read8(row + k + 8 * i, x);
             if (rest) {
 #pragma unroll
-                for (int j = 0; j < 8; j++) x[j] -= bf16_to_f32(f32_to_bf16(x[j]));
+                for (int j = 0; j < 8; j++) x[j] = Act::rest(x[j]);
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) words[4 * i + j] = f32_to_bf16x2(x[2 * j], x[2 * j + 1]);
+            for (int j = 0; j < 4; j++) words[4 * i + j] = Act::pack2(x[2 * j], x[2 * j + 1]);
         }
     }
 
@@ -288,7 +291,7 @@ struct TileOutput {
     }
     __device__ __forceinline__ void write(int64_t at, float x) const {
         if (is_f32) static_cast<float*>(out)[at] = x;
-        else static_cast<uint16_t*>(out)[at] = f32_to_bf16(x);
+        else Act::write(static_cast<Act::Stored*>(out) + at, x);
     }
     // Eight columns of a row from `column` on, of which `count` are there.
     __device__ __forceinline__ void eight(const float* sums, float scale, int expert, int64_t row, int column,
@@ -304,15 +307,9 @@ struct TileOutput {
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] *= scale;
         if (is_f32) {
-            float* to = static_cast<float*>(out) + at;
-            store16(to, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
-                                   __float_as_uint(x[3])));
-            store16(to + 4, make_uint4(__float_as_uint(x[4]), __float_as_uint(x[5]), __float_as_uint(x[6]),
-                                       __float_as_uint(x[7])));
+            F32::write8(static_cast<float*>(out) + at, x);
         } else {
-            store16(static_cast<uint16_t*>(out) + at,
-                    make_uint4(f32_to_bf16x2(x[0], x[1]), f32_to_bf16x2(x[2], x[3]), f32_to_bf16x2(x[4], x[5]),
-                               f32_to_bf16x2(x[6], x[7])));
+            Act::write8(static_cast<Act::Stored*>(out) + at, x);
         }
     }
 };
@@ -321,6 +318,11 @@ struct TileOutput {
 
 // What is multiplied: elements of 16 bits, or pairs of codes of FP8, whose fragments have the same bytes.
 enum Products { OF_BF16, OF_F16, OF_E4M3 };
+// With weights that are unpacked on their way.
+constexpr Products OF_ACT = ACT_IS_F16 ? OF_F16 : OF_BF16;
+// Whether rows of x have scales: those of bf16 that have become f16 (`arrange_rows_f16`).
+template <Products OF>
+constexpr bool SCALES_ROWS = OF == OF_F16 && !ACT_IS_F16;
 
 // The sums of a warp over one step.
 template <class S, Products OF>
@@ -459,7 +461,7 @@ __device__ __forceinline__ void write_tile(uint8_t* memory, const TileInput& in,
             int r = warp_row + i * 16 + run / runs, column = place.column + warp_column + run % runs * 8;
             if (r >= place.count || column >= columns) continue;
             int64_t row = in.ids ? in.ids[place.first + r] : place.first + r;
-            float scale = OF == OF_F16 ? to.row_scales[row / in.share] : 1.0f;
+            float scale = SCALES_ROWS<OF> ? to.row_scales[row / in.share] : 1.0f;
             to.eight(strip + run / runs * stride + run % runs * 8, scale, place.expert, row, column, columns - column);
         }
         __syncwarp();

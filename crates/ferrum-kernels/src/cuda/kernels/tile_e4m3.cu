@@ -4,11 +4,11 @@
 // are scaled before they are added to those of the steps before, so that neither range nor precision of the products
 // suffers from the length of k.
 #include "float8.cuh"
+#ifdef ACT_16  // there is nothing here for activations of f32
 #include "tile.cuh"
-#ifdef ACT_BF16  // there is nothing here for activations of f32
 
 // Rows of x as codes with a stride of a multiple of 16 and zeros behind k, and their scales. A warp for each 128 numbers.
-KERNEL quantise_e4m3(uint8_t* codes, float* scales, const uint16_t* x, int64_t all, int blocks, int k, int stride) {
+KERNEL quantise_e4m3(uint8_t* codes, float* scales, const Act::Stored* x, int64_t all, int blocks, int k, int stride) {
     int64_t number = thread_number() / 32;
     if (number >= all) return;
     int64_t row = number / blocks;
@@ -16,7 +16,7 @@ KERNEL quantise_e4m3(uint8_t* codes, float* scales, const uint16_t* x, int64_t a
     float values[4], most = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        values[i] = at + i < k ? bf16_to_f32(x[row * k + at + i]) : 0.0f;
+        values[i] = at + i < k ? Act::read(x + row * k + at + i) : 0.0f;
         most = fmaxf(most, fabsf(values[i]));
     }
     float scale = warp_max(most) / 448.0f;
@@ -28,11 +28,11 @@ KERNEL quantise_e4m3(uint8_t* codes, float* scales, const uint16_t* x, int64_t a
 }
 
 // Codes as pairs, which are copied as elements of 16 bits are.
-struct Float8Pairs : HalfRows {
+struct Float8Pairs : HalfRows<false> {
     static const bool SCALED = true;
     Float8 w;
     __device__ __forceinline__ Float8Pairs(const Float8& w)
-        : HalfRows{reinterpret_cast<const uint16_t*>(w.codes), w.stride / 2}, w(w) {}
+        : HalfRows<false>{reinterpret_cast<const uint16_t*>(w.codes), w.stride / 2}, w(w) {}
     __device__ __forceinline__ float scale(int64_t row, int step) const { return *w.scale_at(row, step * 128); }
 };
 
@@ -42,7 +42,7 @@ struct Float8Pairs : HalfRows {
         TILE_BLOCK(SHAPE, OF_E4M3, float8)                                                                              \
     }
 // Each device has its own instruction: products of four warps on 9.0, elsewhere those of one. Those of one on 9.0 are
-// conversions to f16, and slower than what is there for bf16.
+// conversions to f16, and slower than what is there for 16 bits.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 typedef TileShape<64, 128, 64, 16, 128, 3, 2> TileE4m3Group;
 TILE_E4M3(tile_e4m3_group, TileE4m3Group)

@@ -1,7 +1,7 @@
-// Products on tensor cores with FP8 weights, which are unpacked to bf16 on their way.
+// Products on tensor cores with FP8 weights, which are unpacked to the activations' type on their way.
 #include "float8.cuh"
+#ifdef ACT_16  // there is nothing here for activations of f32
 #include "tile.cuh"
-#ifdef ACT_BF16  // there is nothing here for activations of f32
 
 struct Float8Rows {
     static const bool UNPACKS = true, SCALED = false;
@@ -32,8 +32,8 @@ struct Float8Rows {
                 for (int i = 0; i < 4; i++) {
                     float x[4];
                     four_codes(fours[i], x);
-                    words[half * 8 + 2 * i] = f32_to_bf16x2(x[0] * scale, x[1] * scale);
-                    words[half * 8 + 2 * i + 1] = f32_to_bf16x2(x[2] * scale, x[3] * scale);
+                    words[half * 8 + 2 * i] = Act::pack2(x[0] * scale, x[1] * scale);
+                    words[half * 8 + 2 * i + 1] = Act::pack2(x[2] * scale, x[3] * scale);
                 }
             }
         }
@@ -44,7 +44,7 @@ struct Float8Rows {
 #define TILE_FLOAT8(NAME, SHAPE)                                                                                        \
     KERNEL __launch_bounds__(128, SHAPE::BLOCKS) NAME(TILE_PARAMS, FLOAT8_PARAMS) {                                     \
         Float8Rows float8 = {FLOAT8};                                                                                   \
-        TILE_BLOCK(SHAPE, OF_BF16, float8)                                                                              \
+        TILE_BLOCK(SHAPE, OF_ACT, float8)                                                                              \
     }
 TILE_FLOAT8(tile_float8_16, Tile16)
 TILE_FLOAT8(tile_float8_32, Tile32)
