@@ -12,8 +12,8 @@ use ferrum_kernels::{
     Backend, BackendKvDtype, BatchInvariance, KvDtypeKind, KvF32, KvFp16, KvInt8,
 };
 use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Moe, Native};
-use half::bf16;
-use std::path::Path;
+use half::{bf16, f16};
+use std::path::{Path, PathBuf};
 use support::{
     compare, expected, fixture_dirs, fixtures, greedy, logits_in_chunks, max_difference, open,
     runner_in,
@@ -67,33 +67,67 @@ fn cuda_backend_equals_transformers() {
     );
 }
 
-/// All families with activations of bf16, as models run. What they keep of f32 is what 8 bits of precision keep.
-#[test]
-fn bf16_activations_stay_near_transformers() {
-    let Some(device) = device::<bf16>() else {
+/// Models, each with the logits it is expected to be near: how far they may be, and how many tokens are to be the most likely of
+/// both, for those without experts.
+fn stay_near<A: CudaAct>(cases: &[(PathBuf, PathBuf)], (most, least): (f64, f64)) {
+    let Some(device) = device::<A>() else {
         return;
     };
     let mut failures = Vec::new();
-    for dir in fixture_dirs() {
-        let (model, expected) = (open(&dir), expected(&dir.join("expected.safetensors")));
+    for (path, expectation) in cases {
+        let (model, expected) = (open(path), expected(expectation));
         let layout = KvLayout::Paged { block_size: 8 };
         let mut runner = runner_in::<_, KvFp16, Moe<Native>>(&device, &model, layout);
         let found = logits_in_chunks(&mut runner, &expected.tokens, &[usize::MAX]);
         let (kl, same) = compare(&expected.logits, &found, model.spec.vocab_size);
-        println!("{}: KL {kl:.1e}, {same:.2} the same", dir.display());
+        println!("{}: KL {kl:.1e}, {same:.2} the same", path.display());
         // Experts of random weights are nearly tied, so a rounded token may go to others.
         let layers = model.spec.layers.iter();
         let mut experts = layers.map(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)));
         let (most, least) = if experts.any(|has| has) {
             (0.1, 0.7)
         } else {
-            (2e-3, 0.9)
+            (most, least)
         };
         if kl.is_nan() || kl > most || same < least {
-            failures.push(format!("{}: KL {kl:.1e}, {same:.2}", dir.display()));
+            failures.push(format!("{}: KL {kl:.1e}, {same:.2}", path.display()));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// All families with activations of bf16, as models run. What they keep of f32 is what 8 bits of precision keep.
+#[test]
+fn bf16_activations_stay_near_transformers() {
+    let case = |dir: PathBuf| (dir.clone(), dir.join("expected.safetensors"));
+    let cases: Vec<_> = fixture_dirs().into_iter().map(case).collect();
+    stay_near::<bf16>(&cases, (2e-3, 0.9));
+}
+
+/// A family for each kind of weight with activations of f16: dense ones of f32, f16 and bf16, FP8, blocks, and experts of two
+/// kinds.
+#[test]
+fn f16_activations_stay_near_transformers() {
+    let cases = [
+        ("qwen3", "", ""),
+        ("mistral", "", ""),
+        ("llama3-tied", "", ""),
+        ("gemma3-bases", "", ""),
+        ("llama-fp8-block", "", ""),
+        ("llama-quantized", "model-q8_0.gguf", "-q8_0"),
+        ("qwen3-moe-sparse", "", ""),
+        ("qwen3-moe-quantized", "model-q4_0.gguf", "-q4_0"),
+        ("qwen3-next", "", ""),
+    ]
+    .map(|(name, file, expected)| {
+        let dir = fixtures().join(name);
+        let expected = dir.join(format!("expected{expected}.safetensors"));
+        match file {
+            "" => (dir, expected),
+            file => (dir.join(file), expected),
+        }
+    });
+    stay_near::<f16>(&cases, (1e-4, 0.9));
 }
 
 #[test]
@@ -183,7 +217,7 @@ fn images_are_seen_as_transformers_sees_them() {
     support::vision::check_logits::<_, KvF32>(&device, 1e-4);
 }
 
-/// The device that promises equal bits keeps them with activations of bf16 as well.
+/// The device that promises equal bits keeps them with activations of 16 bits as well.
 #[test]
 fn a_batch_invariant_device_has_the_same_bits_in_chunks_and_blocks() {
     if device::<bf16>().is_none() {
@@ -195,4 +229,7 @@ fn a_batch_invariant_device_has_the_same_bits_in_chunks_and_blocks() {
     let device = CudaBackend::<bf16>::open_with(0, options).unwrap();
     assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
     same_bits::<_, KvFp16>(&device, "qwen3");
+    let device = CudaBackend::<f16>::open_with(0, options).unwrap();
+    same_bits::<_, KvFp16>(&device, "mistral");
+    same_bits::<_, KvFp16>(&device, "llama3-tied");
 }
