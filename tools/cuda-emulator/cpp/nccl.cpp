@@ -200,7 +200,14 @@ bool exchanged(Comm& c, const Call& call, uintptr_t from, size_t bytes) {
 }
 
 std::string combine(Comm& c, const Call& call, uintptr_t to) {
-    if (c.aborted) return {};
+    size_t bytes = call.count * size_of(call.type), head = sizeof call;
+    bool gather = !std::strcmp(call.name, "allgather");
+    size_t results = gather ? bytes * c.size : bytes;
+    if (c.aborted) {
+        // It leaves any bytes there, which work that is in the stream already may read: the host learns of the end later.
+        if (check_range(to, results, false).empty()) mark_written(to, results);
+        return {};
+    }
     auto wrong = [&](const std::string& what) { return "a collective of NCCL on rank " + std::to_string(c.rank) + ": " + what; };
     if (!c.problem.empty()) return wrong(c.problem);
     std::vector<std::string> parts = std::move(c.parts);
@@ -214,14 +221,12 @@ std::string combine(Comm& c, const Call& call, uintptr_t to) {
     if (c.sequence > 0) unlink(c.file("part-" + std::to_string(c.sequence - 1), c.rank).c_str());
     c.sequence++;
     c.posted = false;
-    size_t bytes = call.count * size_of(call.type), head = sizeof call;
-    bool gather = !std::strcmp(call.name, "allgather");
-    std::string problem = check_range(to, gather ? bytes * c.size : bytes, false);
+    std::string problem = check_range(to, results, false);
     if (!problem.empty()) return wrong(problem);
     auto* out = reinterpret_cast<unsigned char*>(to);
     if (gather) {
         for (int r = 0; r < c.size; r++) std::memcpy(out + r * bytes, parts[r].data() + head, bytes);
-        mark_written(to, bytes * c.size);
+        mark_written(to, results);
         gathers++;
     } else {
         if (!std::strcmp(call.name, "broadcast")) std::memcpy(out, parts[call.detail].data() + head, bytes);
