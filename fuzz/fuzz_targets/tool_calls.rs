@@ -2,7 +2,7 @@
 //! arguments are objects.
 #![no_main]
 
-use ferrum_server::fuzzing::{Answer, AnswerFormat};
+use ferrum_server::fuzzing::{AnswerFormat, ParsedOutput};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -37,7 +37,7 @@ fn chunks(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-fn check(answer: &Answer, text: &str) {
+fn check(answer: &ParsedOutput, text: &str) {
     assert!(answer.calls.len() <= MAX_CALLS, "{text:?}");
     for (_, arguments) in &answer.calls {
         // Numbers are not bounded in JSON, and nesting has its limit in the reader here.

@@ -1,7 +1,7 @@
-//! What fuzz targets call of this crate and nobody else may: it is there only where cargo-fuzz builds.
+//! Access to internals for fuzz targets; compiled only by cargo-fuzz.
 
 use crate::http::{app::App, router};
-use crate::output::{CallFormat, Delta, Function, OutputFormat, OutputParser};
+use crate::output::{CallFormat, Function, OutputFormat};
 use crate::{ModelLoader, ServerConfig};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -13,23 +13,14 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// What is to be looked for in an answer.
+pub use crate::output::ParsedOutput;
+
+/// An output format with tools.
 #[derive(Clone, Debug)]
 pub struct AnswerFormat(OutputFormat);
 
-/// An answer, taken apart.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    /// What is neither reasoning nor a call.
-    pub content: String,
-    /// What was thought.
-    pub reasoning: String,
-    /// Names and arguments of calls.
-    pub calls: Vec<(String, String)>,
-}
-
 impl AnswerFormat {
-    /// Answers in `format`, with calls of `functions` (names and schemas), at most `max_calls` of them.
+    /// Outputs in `format`, with calls of `functions` (names and schemas), at most `max_calls` of them.
     pub fn new(format: CallFormat, functions: &[(&str, Value)], max_calls: usize) -> Self {
         let functions = functions.iter().enumerate();
         let functions = functions.map(|(index, (name, parameters))| Function {
@@ -47,40 +38,19 @@ impl AnswerFormat {
         })
     }
 
-    /// One for each way to write calls.
+    /// One for each format of calls.
     pub fn all(functions: &[(&str, Value)], max_calls: usize) -> Vec<Self> {
         let formats = CallFormat::all();
         let formats = formats.map(|format| Self::new(format, functions, max_calls));
         formats.collect()
     }
 
-    /// Takes an answer apart that comes in `chunks`. `cut`: it was cut off.
+    /// Parses a text that comes in `chunks`. `cut`: generation stopped at its limit.
     ///
     /// # Panics
-    /// When calls are not numbered one by one, or arguments come to a call that is not the last.
-    pub fn parse<'a>(&self, chunks: impl IntoIterator<Item = &'a str>, cut: bool) -> Answer {
-        let mut parser = OutputParser::new(self.0.clone());
-        let mut deltas = Vec::new();
-        for chunk in chunks {
-            deltas.extend(parser.push(chunk));
-        }
-        deltas.extend(parser.finish(cut));
-        let mut answer = Answer::default();
-        for delta in deltas {
-            match delta {
-                Delta::Content(text) => answer.content += &text,
-                Delta::Reasoning(text) => answer.reasoning += &text,
-                Delta::CallBegins(index, name) => {
-                    assert_eq!(index, answer.calls.len(), "calls are counted");
-                    answer.calls.push((name, String::new()));
-                }
-                Delta::CallArguments(index, text) => {
-                    assert_eq!(index + 1, answer.calls.len(), "arguments of the last call");
-                    answer.calls[index].1 += &text;
-                }
-            }
-        }
-        answer
+    /// If calls are not numbered one by one, or arguments belong to a call that is not the last.
+    pub fn parse<'a>(&self, chunks: impl IntoIterator<Item = &'a str>, cut: bool) -> ParsedOutput {
+        ParsedOutput::of(&self.0, chunks, cut)
     }
 }
 

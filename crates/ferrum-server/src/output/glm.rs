@@ -65,25 +65,27 @@ struct Reader {
 
 impl Reader {
     fn name(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
-        let text = held.text().trim_start();
+        let (front, is_cut) = held.front(MAX_NAME_BYTES);
+        let text = front.trim_start();
+        let undecided = match is_cut {
+            true => Step::NotACall,
+            false => Step::Wait,
+        };
         let Some(length) = text.find(['<', '\n', '{', ' ']) else {
-            return match held.text().len() > MAX_NAME_BYTES {
-                true => Step::NotACall,
-                false => Step::Wait,
-            };
+            return undecided;
         };
         let (name, rest) = text.split_at(length);
         let rest = rest.trim_start();
         let markers = [KEY, CALL_END];
         if name.is_empty() || !markers.iter().any(|marker| rest.starts_with(marker)) {
             let begun = markers.iter().any(|marker| marker.starts_with(rest));
-            return match begun && !name.is_empty() && text.len() <= MAX_NAME_BYTES {
-                true => Step::Wait,
+            return match begun && !name.is_empty() {
+                true => undecided,
                 false => Step::NotACall,
             };
         }
         let name = name.to_owned();
-        held.commit(held.text().len() - rest.len());
+        held.commit(front.len() - rest.len());
         self.function = self.functions.iter().position(|f| f.name == name);
         deltas.begin_call(name);
         self.state = State::Between;

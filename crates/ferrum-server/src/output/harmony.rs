@@ -115,10 +115,9 @@ impl Reader {
     }
 
     fn header(&mut self, held: &mut PendingText, deltas: &mut Deltas, end: bool) -> Step {
-        let text = held.text();
-        let bound = text.floor_char_boundary(MAX_HEADER_BYTES);
-        let Some(at) = text[..bound].find(MESSAGE) else {
-            if bound < text.len() {
+        let (text, is_cut) = held.front(MAX_HEADER_BYTES);
+        let Some(at) = text.find(MESSAGE) else {
+            if is_cut {
                 return self.plain(held, deltas);
             }
             if !end {

@@ -68,16 +68,13 @@ impl NamedCall {
                 Some(_) => Step::Over,
             };
         }
-        let Some(head) = head(held.text()) else {
-            return Step::NotACall;
+        let (text, is_cut) = held.front(MAX_HEADER_BYTES);
+        let (name, at) = match head(text) {
+            Some(Some(head)) => head,
+            Some(None) if !is_cut => return Step::Wait,
+            Some(None) | None => return Step::NotACall,
         };
-        let Some((name, at)) = head else {
-            return match held.text().len() > MAX_HEADER_BYTES {
-                true => Step::NotACall,
-                false => Step::Wait,
-            };
-        };
-        let name = held.text()[..name].to_owned();
+        let name = text[..name].to_owned();
         held.commit(at);
         deltas.begin_call(name);
         self.in_arguments = true;

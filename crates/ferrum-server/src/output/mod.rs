@@ -24,6 +24,9 @@ mod kimi;
 mod llama;
 mod mistral;
 mod mistral_args;
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(test, allow(unreachable_pub, reason = "fuzz targets reach it"))]
+mod parsed;
 mod pending_text;
 mod phi;
 mod pythonic;
@@ -37,6 +40,10 @@ pub use format::CallFormat;
 pub(crate) use function::Function;
 pub(crate) use grammar::{Markers, marker_regex};
 pub(crate) use kimi::name_calls;
+#[cfg(test)]
+use parsed::ParsedOutput;
+#[cfg(fuzzing)]
+pub use parsed::ParsedOutput;
 pub(crate) use thinking::Thinking;
 
 use deltas::Deltas;

@@ -36,6 +36,13 @@ impl PendingText {
         &self.text
     }
 
+    /// Up to `bytes` bytes from the front, of whole characters, and whether more text follows. A header with a bound on its size is
+    /// read in these alone: otherwise a long one would be a header or not by how the text is cut into chunks.
+    pub(super) fn front(&self, bytes: usize) -> (&str, bool) {
+        let end = self.text.floor_char_boundary(bytes);
+        (&self.text[..end], end < self.text.len())
+    }
+
     /// Consumes bytes that are part of a call, if it is one.
     pub(super) fn consume(&mut self, bytes: usize) {
         self.uncommitted.extend(self.text.drain(..bytes));

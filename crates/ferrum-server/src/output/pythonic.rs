@@ -90,14 +90,14 @@ struct Reader {
 
 impl Reader {
     fn call(&mut self, held: &mut PendingText, deltas: &mut Deltas) -> Step {
-        let text = held.text();
         // The beginning tells most lists from calls, long before their end.
-        match may_be_call(text) {
+        let (head, is_cut) = held.front(MAX_HEAD_BYTES);
+        match may_be_call(head) {
             Some(true) => {}
-            Some(false) => return Step::NotACall,
-            None if text.len() > MAX_HEAD_BYTES => return Step::NotACall,
-            None => return Step::Wait,
+            None if !is_cut => return Step::Wait,
+            Some(false) | None => return Step::NotACall,
         }
+        let text = held.text();
         let Some(end) = self.scan.end(text) else {
             return Step::Wait;
         };

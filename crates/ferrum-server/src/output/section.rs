@@ -87,15 +87,18 @@ impl CallReader for SectionReader {
                 }
                 return self.between(any, held, end);
             }
-            State::Header => match (self.markers.header)(held.text()) {
-                Header::Of(name, at) => {
-                    held.commit(at);
-                    deltas.begin_call(name);
-                    State::Arguments
+            State::Header => {
+                let (text, is_cut) = held.front(MAX_HEADER_BYTES);
+                match (self.markers.header)(text) {
+                    Header::Of(name, at) => {
+                        held.commit(at);
+                        deltas.begin_call(name);
+                        State::Arguments
+                    }
+                    Header::Begun if !is_cut => return Step::Wait,
+                    Header::Begun | Header::NoCall => return Step::NotACall,
                 }
-                Header::Begun if held.text().len() <= MAX_HEADER_BYTES => return Step::Wait,
-                Header::Begun | Header::NoCall => return Step::NotACall,
-            },
+            }
             State::Arguments => match deltas.take_arguments(held) {
                 None => return Step::Wait,
                 Some(Ended::Whole) if self.markers.fence.is_some() => State::Fence,

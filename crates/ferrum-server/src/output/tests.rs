@@ -45,37 +45,11 @@ fn output_format(format: CallFormat) -> OutputFormat {
     }
 }
 
-/// What all deltas come to.
-#[derive(Debug, Default, PartialEq)]
-struct Whole {
-    content: String,
-    reasoning: String,
-    calls: Vec<(String, String)>,
-}
-
-fn parse<'a>(output_format: &OutputFormat, pieces: impl IntoIterator<Item = &'a str>) -> Whole {
-    let mut parser = OutputParser::new(output_format.clone());
-    let mut deltas = Vec::new();
-    for piece in pieces {
-        deltas.extend(parser.push(piece));
-    }
-    deltas.extend(parser.finish(false));
-    let mut whole = Whole::default();
-    for delta in deltas {
-        match delta {
-            Delta::Content(text) => whole.content += &text,
-            Delta::Reasoning(text) => whole.reasoning += &text,
-            Delta::CallBegins(index, name) => {
-                assert_eq!(index, whole.calls.len());
-                whole.calls.push((name, String::new()));
-            }
-            Delta::CallArguments(index, text) => {
-                assert_eq!(index + 1, whole.calls.len());
-                whole.calls[index].1 += &text;
-            }
-        }
-    }
-    whole
+fn parse<'a>(
+    output_format: &OutputFormat,
+    chunks: impl IntoIterator<Item = &'a str>,
+) -> ParsedOutput {
+    ParsedOutput::of(output_format, chunks, false)
 }
 
 struct Case {
@@ -248,9 +222,9 @@ fn cases() -> impl Iterator<Item = (OutputFormat, &'static Case)> {
         )
 }
 
-fn expected(case: &Case) -> Whole {
+fn expected(case: &Case) -> ParsedOutput {
     let call = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
-    Whole {
+    ParsedOutput {
         content: case.content.into(),
         reasoning: case.reasoning.into(),
         calls: case.calls.iter().map(call).collect(),
@@ -447,6 +421,52 @@ fn what_is_held_back_has_a_bound() {
                 })
                 .sum();
             assert!(said >= count * long.len(), "{format:?} {begin}");
+        }
+    }
+}
+
+/// Headers are bounded in size, and a long one is a header or not however it comes.
+#[test]
+fn long_names_do_not_depend_on_chunks() {
+    let call = |name: &str| {
+        [
+            format!(
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|><|tool_calls_section_end|>"
+            ),
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+            format!("[TOOL_CALLS]{name}[ARGS]{{}}"),
+            format!("[TOOL_CALLS][{{\"name\": \"{name}\", \"arguments\": {{}}}}]"),
+            format!(
+                "<tool_call>{name}\n<arg_key>{name}</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+            ),
+            format!(
+                "<tool_call>\n<function={name}>\n<parameter={name}>\n1\n</parameter>\n</function>\n</tool_call>"
+            ),
+            format!("[{name}({name}=1)]"),
+            format!("<|channel|>commentary to=functions.{name} <|message|>{{}}<|call|>"),
+        ]
+    };
+    for format in CallFormat::all() {
+        let output_format = output_format(format);
+        // About both bounds, and halves of them, for names that stand twice.
+        for length in [1]
+            .into_iter()
+            .chain([128, 256, 512].into_iter().flat_map(|n| n - 48..n + 8))
+        {
+            for text in call(&"n".repeat(length)) {
+                let whole = parse(&output_format, [text.as_str()]);
+                let characters = text.split_inclusive(|_: char| true);
+                assert_eq!(
+                    parse(&output_format, characters),
+                    whole,
+                    "{format:?}: {text}"
+                );
+            }
         }
     }
 }
