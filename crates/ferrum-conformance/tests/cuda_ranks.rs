@@ -172,8 +172,8 @@ fn a_lost_link_ends_the_group() {
     );
 }
 
-/// NCCL itself would hang, or mix up bytes; the stand-in tells. The rank that learns of it first, by an error of its device, ends
-/// the group; the other hears that, or, where the device refuses work before it asks the group, what the device says.
+/// NCCL itself would hang, or mix up bytes; the stand-in tells, and after that its driver takes no work, on either rank. So each
+/// rank hears of it from its device, or from the other one, which ended the group for that.
 #[test]
 fn the_stand_in_notices_ranks_that_disagree() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,19 +183,8 @@ fn the_stand_in_notices_ranks_that_disagree() {
         CudaBackend::sync(ctx)
     });
     clear_error();
-    let Some(found) = found else { return };
-    let told: Vec<String> = found
-        .into_iter()
-        .map(|found| found.expect_err("an error").to_string())
-        .collect();
-    let says = |text: &String| text.contains("calls allgather");
-    assert!(told.iter().any(says), "{told:?}");
-    let known = [
-        "calls allgather",
-        "ended the group",
-        "the stream takes no work",
-    ];
-    for text in &told {
-        assert!(known.iter().any(|part| text.contains(part)), "{text}");
+    for found in found.into_iter().flatten() {
+        let text = found.expect_err("an error").to_string();
+        assert!(text.contains("calls allgather"), "{text}");
     }
 }

@@ -328,6 +328,11 @@ thread_local unsigned* current_context = nullptr;
 
 int emulator::current_device() { return current_context ? int(current_context - driver().contexts) : -1; }
 
+std::string emulator::last_error() {
+    Locked lock;
+    return driver().message;
+}
+
 int emulator::enqueue_work(void* stream, const char* name, std::function<std::string()> work,
                            std::function<bool()> ready) {
     Locked lock;

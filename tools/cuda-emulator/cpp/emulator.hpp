@@ -100,6 +100,9 @@ struct Unfinished {
 // numbers and with the kernel itself as the last, is what it may not read of before it has waited for the one before it.
 std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished);
 
+// The words of the driver's last error.
+std::string last_error();
+
 // Adds work of this name to a stream of the driver, for libraries beside it. Gives a sentence where something is wrong. 0, or
 // an error. It does not begin before `ready` says so, which is asked again and again once all work before it has run.
 int enqueue_work(void* stream, const char* name, std::function<std::string()> work, std::function<bool()> ready = nullptr);

@@ -250,7 +250,7 @@ int begin(const char* name, uintptr_t from, uintptr_t to, size_t count, int type
     size_t bytes = gives ? count * size_of(type) : 0;
     auto ready = [=] { return exchanged(*comm, call, from, bytes); };
     auto run = [=] { return combine(*comm, call, to); };
-    if (enqueue_work(stream, "a collective of NCCL", run, ready)) return fail(UNHANDLED_CUDA, "the stream takes no work");
+    if (enqueue_work(stream, "a collective of NCCL", run, ready)) return fail(UNHANDLED_CUDA, last_error());
     // The library connects to other ranks when it first needs to.
     return draw(4) == 0 ? IN_PROGRESS : SUCCESS;
 }
