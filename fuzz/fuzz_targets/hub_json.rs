@@ -77,8 +77,8 @@ static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| {
         cache: HubCache::new(dir.path().join("cache")),
         timeouts: Timeouts {
             connect: second,
-            answer: second,
-            stall: second,
+            response: second,
+            read: second,
         },
         retries: Retries {
             attempts: 1,
