@@ -3,7 +3,8 @@
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
-use ferrum_kernels::{Backend, BatchInvariance};
+use ferrum_kernels::{Backend, BackendGraph, BatchInvariance, GraphRun};
+use ferrum_types::Result;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
@@ -86,4 +87,48 @@ fn batch_invariant() {
         assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
         conforms(&device, &Filter::new("alone and together"));
     }
+}
+
+/// One model captures its steps while another, on the same device, frees what its queued work still uses.
+#[test]
+fn captures_beside_frees() {
+    const ROUNDS: usize = 1000;
+    const LEN: usize = 64;
+    let (Some(one), Some(other)) = (
+        opened::<f32>(CudaOptions::default()),
+        opened::<f32>(CudaOptions::default()),
+    ) else {
+        return;
+    };
+    let captures = || -> Result<Vec<f32>> {
+        let mut ctx = one.new_context()?;
+        let mut y = one.from_slice(&[0.0f32; LEN])?;
+        let x = one.from_slice(&[1.0f32; LEN])?;
+        for key in 0..ROUNDS as u64 {
+            let run = CudaBackend::run_graph(&mut ctx, key, &mut |ctx| {
+                // Memory that a body drops is freed behind it.
+                drop(one.alloc::<f32>(LEN)?);
+                (0..20).try_for_each(|_| CudaBackend::add_inplace(ctx, &mut y, &x, LEN))
+            })?;
+            assert_eq!(run, GraphRun::Captured);
+            CudaBackend::reset_graph(&mut ctx, key)?;
+        }
+        CudaBackend::to_vec(&mut ctx, &y)
+    };
+    let frees = || -> Result<Vec<f32>> {
+        let mut ctx = other.new_context()?;
+        let mut sum = other.from_slice(&[0.0f32; LEN])?;
+        for _ in 0..ROUNDS {
+            let x = other.from_slice(&[1.0f32; LEN])?;
+            CudaBackend::add_inplace(&mut ctx, &mut sum, &x, LEN)?;
+        }
+        CudaBackend::to_vec(&mut ctx, &sum)
+    };
+    let (captured, summed) = std::thread::scope(|scope| {
+        let captured = scope.spawn(captures);
+        let summed = frees();
+        (captured.join().expect("no panic"), summed)
+    });
+    assert_eq!(summed, Ok(vec![ROUNDS as f32; LEN]));
+    assert_eq!(captured, Ok(vec![20.0 * ROUNDS as f32; LEN]));
 }

@@ -165,9 +165,10 @@ Driver& driver() {
     return one;
 }
 
+// What broke the device stays the message of all later errors: they follow from it.
 CUresult fail(CUresult code, const std::string& message) {
     Driver& d = driver();
-    d.message = message;
+    if (d.sticky == SUCCESS) d.message = message;
     return code;
 }
 

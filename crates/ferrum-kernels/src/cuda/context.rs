@@ -8,7 +8,7 @@ use super::nccl::Communicator;
 use super::nccl::Link;
 use super::role::CudaAct;
 use super::staging::{Slot, StagingPool};
-use super::stream::{Event, Graph, Grid, Stream};
+use super::stream::{Event, Graph, LaunchConfig, Stream};
 use super::sync::lock;
 use super::{BACKEND, CudaBackend};
 use crate::backend::{
@@ -24,8 +24,8 @@ const STEP: usize = 8 << 20;
 
 /// Pieces of pinned memory of one size that may be uploaded at once, and of the largest size: two of them keep the
 /// bus busy while the third is filled.
-const MOST_SLOTS: usize = 16;
-const MOST_LARGE: usize = 3;
+const MAX_SLOTS: usize = 16;
+const MAX_LARGE: usize = 3;
 
 /// A parameter of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -146,16 +146,16 @@ impl<A: CudaAct> CudaContext<A> {
                 Arg::Float(x) => u64::from(x.to_bits()),
             };
         }
-        let grid = Grid {
+        let config = LaunchConfig {
             blocks: int(blocks)?.cast_unsigned(),
             threads,
             shared: shared as u32,
-            early: self.shared().starts_early && kernel.0.waits(),
+            programmatic: self.shared().programmatic_launch && kernel.0.waits(),
         };
         let function = self.shared().function(kernel)?;
         // SAFETY: see above: kernels and the functions that launch them are written together, lengths are checked, and
         // freeing memory waits for all work.
-        unsafe { self.stream.launch(op, function, grid, &mut words) }
+        unsafe { self.stream.launch(op, function, config, &mut words) }
     }
 
     /// Threads that make an element each.
@@ -205,8 +205,8 @@ impl<A: CudaAct> CudaContext<A> {
             return Ok(slots.uploads.swap_remove(free));
         }
         let most = match size {
-            STEP => MOST_LARGE,
-            _ => MOST_SLOTS,
+            STEP => MAX_LARGE,
+            _ => MAX_SLOTS,
         };
         if slots.uploads.iter().filter(|slot| same(slot)).count() >= most
             && let Some(oldest) = slots.uploads.iter().position(same)
@@ -458,10 +458,10 @@ impl<A: CudaAct> BackendGraph for CudaBackend<A> {
             ctx.replay(graph)?;
             return Ok(GraphRun::Replayed);
         }
-        ctx.stream.begin_capture()?;
+        let capture = ctx.stream.begin_capture()?;
         let ran = body(ctx);
         // The capture has to end whatever the body says.
-        let graph = ctx.stream.end_capture();
+        let graph = ctx.stream.end_capture(capture);
         ran?;
         let graph = graph?;
         ctx.replay(&graph)?;

@@ -31,7 +31,7 @@ pub(super) struct Shared {
     /// Bytes of shared memory of all blocks of a multiprocessor.
     pub(super) processor_shared: usize,
     /// Whether a kernel may be started while the one before it runs.
-    pub(super) starts_early: bool,
+    pub(super) programmatic_launch: bool,
     functions: Mutex<HashMap<&'static str, Function>>,
     modules: Modules,
     /// Memory of the host between it and the device.
@@ -146,7 +146,7 @@ pub(super) fn open<A: CudaAct>(ordinal: usize, options: CudaOptions) -> Result<S
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
         ),
         // Graphs keep such launches from CUDA 12.3 on.
-        starts_early: capability >= (9, 0) && Driver::version() >= (12, 3),
+        programmatic_launch: capability >= (9, 0) && Driver::version() >= (12, 3),
         functions: Mutex::default(),
         slots: Arc::default(),
         modules: Modules::open(&driver, capability, A::DEFINES)?,

@@ -2,9 +2,10 @@
 //!
 //! All of a device's memory comes from the pool of its [`Driver`], where there is one (`pool.rs`). Memory that was asked
 //! for is there when [`Memory::new`] returns, on every stream, and [`Memory`] waits for all work before it goes back.
-//! That costs nothing in a step, which allocates nothing.
+//! That costs nothing in a step, which allocates nothing. It does not go back while a stream is captured (`capture.rs`).
 
 use super::BACKEND;
+use super::capture;
 use super::driver::Driver;
 use super::error::{failure, words};
 use crate::backend::HostMemory;
@@ -62,7 +63,13 @@ fn out_of_memory(driver: &Driver, bytes: usize) -> Error {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.at != 0 && self.driver.bind("free").is_ok() {
+        if self.at == 0 {
+            return;
+        }
+        let freed = capture::outside(|| {
+            if self.driver.bind("free").is_err() {
+                return;
+            }
             match self.driver.pool() {
                 Some(pool) => pool.free(self.at),
                 // SAFETY: allocated by `new`, freed once; the driver waits for work that uses it.
@@ -70,6 +77,13 @@ impl Drop for Memory {
                     sys::cuMemFree_v2(self.at);
                 },
             }
+        });
+        if freed.is_none() {
+            capture::drop_behind(Self {
+                at: self.at,
+                bytes: self.bytes,
+                driver: Arc::clone(&self.driver),
+            });
         }
     }
 }

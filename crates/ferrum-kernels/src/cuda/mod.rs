@@ -28,6 +28,7 @@ mod attention;
 mod attention_call;
 mod blas;
 mod buffer;
+mod capture;
 mod collective;
 mod compiler;
 mod context;
@@ -202,11 +203,7 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
                 true => float8::ROUNDING,
                 false => 0.0,
             };
-            BatchInvariance::WithinNmse(
-                flash::ROW_DIFFERENCE
-                    .max(tile::ROW_DIFFERENCE)
-                    .max(of_codes),
-            )
+            BatchInvariance::WithinNmse(flash::ROW_TOLERANCE.max(tile::ROW_TOLERANCE).max(of_codes))
         } else {
             BatchInvariance::BitExact
         }

@@ -3,6 +3,7 @@
 //! A module apart from `driver.rs`, because copies go through the pinned memory of `memory.rs`, which needs a
 //! [`Driver`].
 
+use super::capture::Capture;
 use super::driver::{Driver, Function};
 use super::error::check;
 use super::memory::Pinned;
@@ -60,12 +61,12 @@ impl Drop for Event {
 
 /// Blocks, threads of each, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
+pub(super) struct LaunchConfig {
     pub(super) blocks: u32,
     pub(super) threads: u32,
     pub(super) shared: u32,
     /// Whether it may be started while the work before it runs, for which it waits itself.
-    pub(super) early: bool,
+    pub(super) programmatic: bool,
 }
 
 /// Work in order.
@@ -179,7 +180,7 @@ impl Stream {
         &self,
         op: &'static str,
         function: Function,
-        grid: Grid,
+        config: LaunchConfig,
         args: &mut [u64],
     ) -> Result<()> {
         const MOST: usize = 40;
@@ -188,12 +189,12 @@ impl Stream {
             *place = std::ptr::from_mut(arg).cast();
         }
         self.driver.bind(op)?;
-        let Grid {
+        let LaunchConfig {
             blocks,
             threads,
             shared,
-            early,
-        } = grid;
+            programmatic,
+        } = config;
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -211,7 +212,7 @@ impl Stream {
             sharedMemBytes: shared,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(early),
+            numAttrs: u32::from(programmatic),
         };
         // SAFETY: the function is held by its device; the driver copies the arguments before it returns.
         let code =
@@ -219,18 +220,21 @@ impl Stream {
         check(op, code)
     }
 
-    /// From here on work is put into a graph and does not run.
-    pub(super) fn begin_capture(&self) -> Result<()> {
+    /// From here on work is put into a graph and does not run. What it gives is held until
+    /// [`end_capture`](Self::end_capture).
+    pub(super) fn begin_capture(&self) -> Result<Capture> {
+        let capture = Capture::begin();
         self.driver.bind("run_graph")?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is held.
         check("run_graph", unsafe {
             sys::cuStreamBeginCapture_v2(self.stream, mode)
-        })
+        })?;
+        Ok(capture)
     }
 
     /// The graph of the work since [`begin_capture`](Self::begin_capture).
-    pub(super) fn end_capture(&self) -> Result<Graph> {
+    pub(super) fn end_capture(&self, capture: Capture) -> Result<Graph> {
         let (mut graph, mut exec) = (null_mut(), null_mut());
         self.driver.bind("run_graph")?;
         // SAFETY: both outlive the calls; the graph is destroyed once it was made executable.
@@ -239,6 +243,7 @@ impl Stream {
                 "run_graph",
                 sys::cuStreamEndCapture(self.stream, &mut graph),
             )?;
+            drop(capture);
             let made = sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
             sys::cuGraphDestroy(graph);
             check("run_graph", made)?;
