@@ -7,7 +7,7 @@ use crate::ui::{self, Progress};
 use crate::weight_cache;
 use crate::{hub, input, ranks};
 use ferrum_engine::{
-    DraftHeadLoad, KeptWeights, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
+    CacheWriter, DraftHeadLoad, KvDtype, LoadedParts, MemoryShare, Placement, Session, StepRunner,
 };
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::DownloadScope;
@@ -170,7 +170,7 @@ pub(crate) struct Loaded {
     /// A runner of its draft head, where one was loaded.
     pub(crate) head: Option<Box<dyn StepRunner>>,
     /// What the cache of packed weights did for it, where there is one.
-    pub(crate) kept: Option<KeptWeights>,
+    pub(crate) kept: Option<CacheWriter>,
 }
 
 impl Loaded {

@@ -4,7 +4,7 @@ use crate::args::WeightCacheArgs;
 use crate::failure::{Failure, Outcome};
 use crate::hub;
 use crate::ui::{self, human_bytes};
-use ferrum_engine::{CacheOutcome, KeptWeights};
+use ferrum_engine::{CacheOutcome, CacheWriter};
 use ferrum_formats::weight_cache::WeightCache;
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ fn root(flag: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// Tells what the cache did for a model.
-pub(crate) fn tell(kept: &KeptWeights) {
+pub(crate) fn tell(kept: &CacheWriter) {
     if let Some(fault) = kept.damaged() {
         ui::say(&format!(
             "warning: {fault}\nnote: the weights were packed anew"
@@ -54,7 +54,7 @@ pub(crate) fn tell(kept: &KeptWeights) {
 }
 
 /// Writes what is not written yet, and says so.
-pub(crate) fn finish(mut kept: KeptWeights) {
+pub(crate) fn finish(mut kept: CacheWriter) {
     if !kept.is_writing() {
         return;
     }
@@ -68,7 +68,7 @@ pub(crate) fn finish(mut kept: KeptWeights) {
 }
 
 /// What a report says of where weights came from.
-pub(crate) fn word(kept: &KeptWeights) -> &'static str {
+pub(crate) fn word(kept: &CacheWriter) -> &'static str {
     match kept.outcome() {
         CacheOutcome::Hit => "cache",
         CacheOutcome::Written { .. } | CacheOutcome::Skipped(_) => "packed",

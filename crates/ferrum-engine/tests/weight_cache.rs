@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ferrum_engine::{
-    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, KeptWeights, KvDtype, Placement,
+    BackendDispatch, BackendKind, BackendOptions, CacheOutcome, CacheWriter, KvDtype, Placement,
     Session,
 };
 use ferrum_formats::ModelSource;
@@ -30,7 +30,7 @@ fn device() -> BackendDispatch {
     BackendDispatch::from_kind(BackendKind::Cpu, BackendOptions::default()).unwrap()
 }
 
-fn load(model: &Model, cache: &WeightCache) -> (Session, KeptWeights) {
+fn load(model: &Model, cache: &WeightCache) -> (Session, CacheWriter) {
     let config = RunnerConfig::single(64);
     let loaded = Placement::on(device(), model).load_cached(
         model,
@@ -60,7 +60,7 @@ fn plain_logits(model: &Model) -> Vec<u32> {
     )
 }
 
-fn is_written(kept: &KeptWeights) -> bool {
+fn is_written(kept: &CacheWriter) -> bool {
     matches!(kept.outcome(), CacheOutcome::Written { .. }) && kept.damaged().is_none()
 }
 

@@ -43,7 +43,7 @@ impl Stored {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct ResponseStore {
-    most_bytes: usize,
+    max_bytes: usize,
     entries: Mutex<Entries>,
 }
 
@@ -56,16 +56,16 @@ struct Entries {
 }
 
 impl ResponseStore {
-    pub(crate) fn new(most_bytes: usize) -> Self {
+    pub(crate) fn new(max_bytes: usize) -> Self {
         Self {
-            most_bytes,
+            max_bytes,
             entries: Mutex::default(),
         }
     }
 
     /// Whether anything is kept at all.
     pub(crate) fn is_on(&self) -> bool {
-        self.most_bytes > 0
+        self.max_bytes > 0
     }
 
     /// Keeps a response to what the request called `model`, and the messages up to it, both as JSON text. What is larger
@@ -77,11 +77,11 @@ impl ResponseStore {
             messages,
         };
         let bytes = stored.bytes();
-        if bytes > self.most_bytes {
+        if bytes > self.max_bytes {
             return;
         }
         let mut entries = self.lock();
-        while entries.bytes + bytes > self.most_bytes {
+        while entries.bytes + bytes > self.max_bytes {
             let Some(oldest) = entries.order.pop_front() else {
                 break;
             };

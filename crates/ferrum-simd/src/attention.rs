@@ -105,7 +105,7 @@ pub(crate) struct Attention<'a, K> {
 }
 
 /// Rows of a task at most: enough that decoding a tile of keys is little beside using it.
-const MOST_ROWS: usize = 192;
+const MAX_TASK_ROWS: usize = 192;
 
 /// A task's floats.
 struct Layout {
@@ -181,7 +181,7 @@ impl<K: KeyValues> Attention<'_, K> {
         let threads = exec.pool.threads();
         let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.config.kv_heads;
         let rows = (all_rows / (4 * threads))
-            .clamp(MAX_ROWS, MOST_ROWS)
+            .clamp(MAX_ROWS, MAX_TASK_ROWS)
             .min(longest)
             .next_multiple_of(MAX_ROWS);
         scratch.items.clear();

@@ -17,4 +17,4 @@ pub use placement::{DraftHeadLoad, GpuLayers, LoadedParts, PlacedStage, Placemen
 pub use tensor_parallel::{
     RankDevice, Ranks, check_shard, rank_options, serve_rank, shut_down_ranks,
 };
-pub use weight_cache::{CacheOutcome, KeptWeights};
+pub use weight_cache::{CacheOutcome, CacheWriter};

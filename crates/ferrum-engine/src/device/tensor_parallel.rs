@@ -24,7 +24,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 const OP: &str = "ranks";
 
 /// Most ranks that a model is tried for, to say how many it can be cut for.
-const MOST_RANKS: usize = 1024;
+const MAX_RANKS: usize = 1024;
 
 /// What rank 0 knows of its group.
 #[derive(Clone, Debug)]
@@ -344,7 +344,7 @@ pub fn check_shard(model: &Model, ranks: usize) -> Result<()> {
     let Err(error) = model.shard(0, ranks) else {
         return Ok(());
     };
-    let most = (1..ranks.min(MOST_RANKS)).rev();
+    let most = (1..ranks.min(MAX_RANKS)).rev();
     let most = most.into_iter().find(|&n| model.shard(0, n).is_ok());
     Err(Error::Model(format!(
         "{error}\nhint: this model can be cut for 1 to {} ranks",

@@ -2,7 +2,7 @@
 //!
 //! Weights that are in the cache are mapped. Those that are not are packed as ever, and written by a thread of
 //! its own with the lowest priority, from the memory that the model computes with: the first start is as fast as
-//! without a cache. [`KeptWeights`] stands for that thread.
+//! without a cache. [`CacheWriter`] stands for that thread.
 
 use crate::priority::set_nice;
 use ferrum_formats::weight_cache::{
@@ -32,14 +32,14 @@ pub enum CacheOutcome {
 
 /// What a cache did for a model, and what of it is still to be written. Dropped, it is written first.
 #[derive(Debug)]
-pub struct KeptWeights {
+pub struct CacheWriter {
     outcome: CacheOutcome,
     damaged: Option<String>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Option<Write>>>,
 }
 
-impl KeptWeights {
+impl CacheWriter {
     pub(crate) fn skipped(reason: impl Into<String>) -> Self {
         Self::of(CacheOutcome::Skipped(reason.into()))
     }
@@ -90,7 +90,7 @@ impl KeptWeights {
     }
 }
 
-impl Drop for KeptWeights {
+impl Drop for CacheWriter {
     fn drop(&mut self) {
         self.finish();
     }
@@ -169,26 +169,26 @@ impl LoadStore {
     }
 
     /// To be called when all weights are loaded: has what was packed be written.
-    pub(crate) fn finish(&self) -> KeptWeights {
+    pub(crate) fn finish(&self) -> CacheWriter {
         let mut kept = self.keep();
         kept.damaged.clone_from(&self.damaged);
         kept
     }
 
-    fn keep(&self) -> KeptWeights {
+    fn keep(&self) -> CacheWriter {
         let loaded = std::mem::take(&mut *self.loaded());
         if !loaded.packed {
-            return KeptWeights::of(CacheOutcome::Hit);
+            return CacheWriter::of(CacheOutcome::Hit);
         }
         let all = |entries: &[NewEntry<'_>]| entries.iter().map(NewEntry::bytes).sum();
         let bytes = with_entries(&loaded.entries, all);
         let writer = match self.cache.reserve(&self.key, bytes) {
             Ok(WriteReservation::Granted(writer)) => writer,
             Ok(WriteReservation::Busy) => {
-                return KeptWeights::skipped("another process is writing them");
+                return CacheWriter::skipped("another process is writing them");
             }
-            Ok(WriteReservation::Refused(reason)) => return KeptWeights::skipped(reason),
-            Err(fault) => return KeptWeights::skipped(fault.to_string()),
+            Ok(WriteReservation::Refused(reason)) => return CacheWriter::skipped(reason),
+            Err(fault) => return CacheWriter::skipped(fault.to_string()),
         };
         let write = Write {
             cache: self.cache.clone(),
@@ -205,11 +205,11 @@ impl LoadStore {
         let thread = std::thread::Builder::new().name("weight-cache".into());
         match thread.spawn(run) {
             Ok(thread) => {
-                let mut kept = KeptWeights::of(CacheOutcome::Written { bytes });
+                let mut kept = CacheWriter::of(CacheOutcome::Written { bytes });
                 (kept.stop, kept.thread) = (stop, Some(thread));
                 kept
             }
-            Err(fault) => KeptWeights::skipped(fault.to_string()),
+            Err(fault) => CacheWriter::skipped(fault.to_string()),
         }
     }
 

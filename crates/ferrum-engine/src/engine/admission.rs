@@ -77,7 +77,7 @@ impl StepLoop<'_> {
             },
             hidden: request.pooling.is_some(),
             leader: siblings.and_then(|seqs| seqs.first().copied()),
-            max_tokens: self.shared.limits.most_tokens(request),
+            max_tokens: self.shared.limits.max_tokens(request),
         })?;
         let choice = ChoiceState {
             request: id,
@@ -93,7 +93,7 @@ impl StepLoop<'_> {
             grammar_complete: false,
             stops: generation.stop_matcher(),
             logprobs: request.logprobs,
-            max_tokens: self.shared.limits.most_tokens(request),
+            max_tokens: self.shared.limits.max_tokens(request),
             generated: 0,
             pooling: request
                 .pooling

@@ -488,7 +488,7 @@ impl EngineHandle {
             return Err(EngineError::Overloaded { waiting, limit });
         }
         let id = RequestId(shared.next_request.fetch_add(1, Ordering::Relaxed));
-        let (events, receiver) = tokio::sync::mpsc::channel(shared.limits.most_events(&request));
+        let (events, receiver) = tokio::sync::mpsc::channel(shared.limits.max_events(&request));
         let now = shared.config.clock.now();
         let deadline = request.timeout.map(|timeout| now.saturating_add(timeout));
         let stream = EventStream::new(id, receiver, self.clone());

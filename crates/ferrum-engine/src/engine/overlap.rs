@@ -30,7 +30,7 @@ impl StepLoop<'_> {
     fn begin_next_step(&mut self) -> Result<Option<StepInFlight>> {
         let started = self.now();
         let mut step = self.spare.pop().unwrap_or_default();
-        let most = self.step_time.most_prompt_tokens();
+        let most = self.step_time.max_prompt_tokens();
         self.scheduler.limit_prompts(most);
         let planned = self.scheduler.schedule_ahead(&mut step.plan);
         self.move_entries()?;

@@ -9,7 +9,7 @@ use crate::suffix::suffix_matches;
 use ferrum_types::TokenId;
 
 /// Fewest matching tokens for a draft.
-const LEAST_MATCH: usize = 2;
+const MIN_MATCH: usize = 2;
 
 /// Drafts of the next tokens of one sequence.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ impl PromptLookup {
         let earlier = self.matches.iter().enumerate().skip(1);
         let longest = earlier.max_by_key(|&(back, &matched)| (matched, usize::MAX - back));
         match longest {
-            Some((back, &matched)) if matched >= LEAST_MATCH => {
+            Some((back, &matched)) if matched >= MIN_MATCH => {
                 &tokens[tokens.len() - back..][..back.min(wanted)]
             }
             _ => &[],

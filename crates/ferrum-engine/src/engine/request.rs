@@ -418,7 +418,7 @@ impl Limits {
         let entries = |top: Option<usize>, positions: usize| {
             top.map_or(0, |top| positions.saturating_mul(top + 1))
         };
-        let generated = request.n.saturating_mul(self.most_tokens(request));
+        let generated = request.n.saturating_mul(self.max_tokens(request));
         let prompt = entries(request.prompt_logprobs, request.prompt.len());
         let found = prompt.saturating_add(entries(request.logprobs, generated));
         if found <= MAX_LOGPROB_ENTRIES {
@@ -471,15 +471,15 @@ impl Limits {
     }
 
     /// Most tokens that a choice can have.
-    pub(super) fn most_tokens(&self, request: &Request) -> usize {
+    pub(super) fn max_tokens(&self, request: &Request) -> usize {
         let room = self.capacity.saturating_sub(request.prompt.len());
         request.generation.max_tokens.min(room)
     }
 
     /// Most events that a request can have, so that its channel is never full. The channel allocates memory for
     /// queued events only.
-    pub(super) fn most_events(&self, request: &Request) -> usize {
-        let tokens = self.most_tokens(request) + 1;
+    pub(super) fn max_events(&self, request: &Request) -> usize {
+        let tokens = self.max_tokens(request) + 1;
         let events = request.n.saturating_mul(tokens);
         let events = events.saturating_add(request.prompt.len() + 2);
         events.min(tokio::sync::Semaphore::MAX_PERMITS)

@@ -17,7 +17,7 @@ impl StepLoop<'_> {
         let started = self.now();
         let mut step = self.spare.pop().unwrap_or_default();
         let drafted = self.draft()?;
-        let most = self.step_time.most_prompt_tokens();
+        let most = self.step_time.max_prompt_tokens();
         self.scheduler.limit_prompts(most);
         self.scheduler.schedule(&mut step.plan);
         self.move_entries()?;

@@ -56,7 +56,7 @@ impl StepTimeModel {
     }
 
     /// Most prompt tokens of the next step with decoding sequences.
-    pub(super) fn most_prompt_tokens(&self) -> usize {
+    pub(super) fn max_prompt_tokens(&self) -> usize {
         let Some(each) = self.prompt_token.filter(|&each| each > 0.0) else {
             return usize::MAX;
         };
@@ -103,11 +103,11 @@ mod tests {
         ];
         for (target, decode, step, expected) in cases {
             let mut model = StepTimeModel::new(target.map(ms));
-            assert_eq!(model.most_prompt_tokens(), usize::MAX, "nothing is known");
+            assert_eq!(model.max_prompt_tokens(), usize::MAX, "nothing is known");
             assert_eq!(model.expected(512), Duration::ZERO);
             model.record(0, ms(decode));
             model.record(100, ms(step));
-            let found = model.most_prompt_tokens();
+            let found = model.max_prompt_tokens();
             assert!(
                 found.abs_diff(expected) <= 1,
                 "{found} {target:?} {decode} {step}"
@@ -123,13 +123,13 @@ mod tests {
         model.record(0, ms(100));
         model.record(100, ms(300));
         model.record(3, ms(900));
-        assert!(model.most_prompt_tokens().abs_diff(200) <= 1);
+        assert!(model.max_prompt_tokens().abs_diff(200) <= 1);
         // Four times as slow from now on.
         (0..50).for_each(|_| model.record(100, ms(900)));
-        assert!(model.most_prompt_tokens().abs_diff(50) <= 1);
+        assert!(model.max_prompt_tokens().abs_diff(50) <= 1);
         // A clock that does not advance leaves the limit unchanged.
         let mut still = StepTimeModel::new(None);
         still.record(64, Duration::ZERO);
-        assert_eq!(still.most_prompt_tokens(), usize::MAX);
+        assert_eq!(still.max_prompt_tokens(), usize::MAX);
     }
 }

@@ -17,7 +17,7 @@ const BYTES_PER_BYTE: usize = 32;
 #[derive(Debug)]
 pub(super) struct GrammarCache {
     entries: Mutex<VecDeque<Entry>>,
-    most_bytes: usize,
+    max_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -35,11 +35,11 @@ impl Entry {
 }
 
 impl GrammarCache {
-    /// A cache of grammars that take about `most_bytes` together.
-    pub(super) fn new(most_bytes: usize) -> Self {
+    /// A cache of grammars that take about `max_bytes` together.
+    pub(super) fn new(max_bytes: usize) -> Self {
         Self {
             entries: Mutex::default(),
-            most_bytes,
+            max_bytes,
         }
     }
 
@@ -73,7 +73,7 @@ impl GrammarCache {
 
     /// As the most recent one.
     fn put(&self, entry: Entry) {
-        if entry.bytes() > self.most_bytes {
+        if entry.bytes() > self.max_bytes {
             return;
         }
         let mut entries = self.entries();
@@ -83,7 +83,7 @@ impl GrammarCache {
         let mut bytes = 0;
         let fits = entries.iter().take_while(|entry| {
             bytes += entry.bytes();
-            bytes <= self.most_bytes
+            bytes <= self.max_bytes
         });
         let kept = fits.count();
         entries.truncate(kept);

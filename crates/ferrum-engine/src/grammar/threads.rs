@@ -13,7 +13,7 @@ use std::time::Duration;
 const STACK_BYTES: usize = 16 << 20;
 
 /// Most timed-out compilations that may run.
-const MOST_ABANDONED: usize = 2;
+const MAX_ABANDONED: usize = 2;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl CompileThreads {
     ) -> Result<T, GrammarError> {
         let failed =
             |what: &str| GrammarError::Invalid(format!("it could not be compiled: {what}"));
-        if self.abandoned() >= MOST_ABANDONED {
+        if self.abandoned() >= MAX_ABANDONED {
             return Err(GrammarError::Busy);
         }
         let life = Arc::new(());
@@ -84,7 +84,7 @@ mod tests {
         let fault = threads.run(long, || -> Result<(), _> { panic!("a fault") });
         assert!(matches!(fault, Err(GrammarError::Invalid(_))), "{fault:?}");
         let mut held = Vec::new();
-        for _ in 0..MOST_ABANDONED {
+        for _ in 0..MAX_ABANDONED {
             let (go, wait) = mpsc::channel::<()>();
             let work = move || Ok(wait.recv().is_ok());
             let found = threads.run(Duration::from_millis(1), work);

@@ -50,7 +50,7 @@ use table::GroupTable;
 
 /// Least number of nodes before old ones are dropped in a model of windows only. A node without blocks stays while nodes
 /// after it have some.
-const LEAST_NODES: usize = 1 << 16;
+const MIN_NODES: usize = 1 << 16;
 
 /// Book-keeping of the blocks of all KV pools of a runner.
 #[derive(Debug)]
@@ -268,7 +268,7 @@ impl<S: BuildHasher> BlockPool<S> {
     }
 
     /// Most tokens of a sequence that uses all blocks.
-    pub fn most_tokens(&self) -> usize {
+    pub fn max_tokens(&self) -> usize {
         let most = self.groups.iter().map(|group| match group.window {
             Some(window) if group.refs.len() >= spanned_blocks(window, self.block_size) => {
                 usize::MAX
@@ -514,7 +514,7 @@ impl<S: BuildHasher> BlockPool<S> {
         if !self.has_windows() {
             return;
         }
-        let most = LEAST_NODES.max(4 * self.blocks());
+        let most = MIN_NODES.max(4 * self.blocks());
         while self.cache.len() > most && (0..self.groups.len()).any(|group| self.evict(group)) {}
     }
 

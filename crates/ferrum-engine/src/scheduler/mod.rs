@@ -111,7 +111,7 @@ pub struct Scheduler {
     arrivals: u64,
     counters: SchedulerCounters,
     /// See [`Scheduler::limit_prompts`].
-    most_prompt_tokens: usize,
+    max_prompt_tokens: usize,
     /// Steps that began, and those of them that were committed.
     begun: u64,
     committed: u64,
@@ -160,7 +160,7 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             arrivals: 0,
             counters: SchedulerCounters::default(),
-            most_prompt_tokens: usize::MAX,
+            max_prompt_tokens: usize::MAX,
             begun: 0,
             committed: 0,
             state_inits: Vec::new(),
@@ -209,7 +209,7 @@ impl Scheduler {
 
     /// Most tokens whose keys a sequence can have: the context, or the pool where it is smaller.
     pub fn capacity(&self) -> usize {
-        self.config.context.min(self.pool.most_tokens())
+        self.config.context.min(self.pool.max_tokens())
     }
 
     /// Adds a sequence to those that wait.
@@ -290,7 +290,7 @@ impl Scheduler {
     /// Limits the prompt tokens of later steps in which a sequence decodes, so that decoding sequences do not wait for
     /// long. The output does not depend on it.
     pub fn limit_prompts(&mut self, most: usize) {
-        self.most_prompt_tokens = most.max(1);
+        self.max_prompt_tokens = most.max(1);
     }
 
     /// Proposes the next tokens of a sequence, for the next step only. If the step has room for them it

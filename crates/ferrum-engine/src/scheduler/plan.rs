@@ -125,7 +125,7 @@ impl Scheduler {
         self.plan_decodes(plan, &mut left);
         let most = match plan.sequences.is_empty() {
             true => usize::MAX,
-            false => self.most_prompt_tokens,
+            false => self.max_prompt_tokens,
         };
         // Tokens that are withheld from prompts are available to drafts.
         left.withheld = left.tokens.saturating_sub(most);
@@ -195,7 +195,7 @@ impl Scheduler {
         let Some(seq) = self.seqs.get_mut(&id) else {
             return false;
         };
-        let most = seq.most_cached() / self.pool.block_size();
+        let most = seq.max_cached() / self.pool.block_size();
         let keys = keys(&seq.images, &seq.tokens);
         seq.table = self.pool.match_prefix(&seq.salt, keys, most);
         // Each running sequence will soon need another block. Without this reserve the new sequence would
@@ -251,7 +251,7 @@ impl Scheduler {
     pub(super) fn victims_for(&mut self, id: SeqId) -> Option<usize> {
         let seq = self.seqs.get(&id)?;
         let yields = |s: &&Sequence| s.priority < seq.priority && s.order > seq.order;
-        let most = seq.most_cached() / self.pool.block_size();
+        let most = seq.max_cached() / self.pool.block_size();
         // The table holds references, so that shared blocks do not count as freed.
         let mut table = self.pool.match_prefix(&seq.salt, seq.cache_keys(), most);
         let needed: Vec<_> = self.pool.lacking(&table, seq.tokens.len()).collect();

@@ -52,7 +52,7 @@ impl Scheduler {
         let (Some(offload), Some(seq)) = (&mut self.offload, self.seqs.get_mut(&id)) else {
             return true;
         };
-        let most = seq.most_cached() / self.pool.block_size();
+        let most = seq.max_cached() / self.pool.block_size();
         let keys = keys(&seq.images, &seq.tokens);
         let mut table = self.pool.match_prefix(&seq.salt, keys, most);
         let found = table.len();

@@ -164,7 +164,7 @@ impl Sequence {
     }
 
     /// Most tokens that may come from the prefix cache.
-    pub(super) fn most_cached(&self) -> usize {
+    pub(super) fn max_cached(&self) -> usize {
         let first_row = match self.logits_from {
             Some(from) if self.wants_rows(from) => from,
             _ => usize::MAX,

@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Tokens of the shortest pair: four special ones, and one of a text.
-const LEAST_TOKENS: usize = 5;
+const MIN_TOKENS: usize = 5;
 
 /// Tokens of tasks that are computed together: more would keep the first one waiting for no gain.
 const TOKENS_TOGETHER: usize = 4096;
@@ -80,13 +80,13 @@ impl EncoderTokenizer {
             ));
         };
         let most = model.spec.max_tokens();
-        if most < LEAST_TOKENS {
+        if most < MIN_TOKENS {
             return Err(Error::Model(format!(
                 "config.json: max_position_embeddings and pad_token_id leave room for {most} tokens, expected \
-                 {LEAST_TOKENS} at least: up to four special tokens, and one of a text"
+                 {MIN_TOKENS} at least: up to four special tokens, and one of a text"
             )));
         }
-        let cut_off = |len: usize| len.clamp(LEAST_TOKENS, most);
+        let cut_off = |len: usize| len.clamp(MIN_TOKENS, most);
         Ok(Self {
             tokenizer,
             max_tokens: model.max_seq_length.map_or(most, cut_off),

@@ -45,7 +45,7 @@ struct Merge {
 }
 
 /// Most threads that look merges up.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// Merges that are worth a thread.
 const MERGES_PER_THREAD: usize = 16 << 10;
 
@@ -66,7 +66,7 @@ fn known_merges(vocab: &Vocab, merges: &[String]) -> Vec<Option<Merge>> {
         lines.iter().map(merge).collect()
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let each = merges.len().div_ceil(threads.min(MOST_THREADS));
+    let each = merges.len().div_ceil(threads.min(MAX_THREADS));
     std::thread::scope(|scope| {
         let lines = merges.chunks(each.max(MERGES_PER_THREAD));
         let parts: Vec<_> = lines

@@ -41,7 +41,7 @@ pub struct CpuContext {
 }
 
 /// More than any machine has; a larger number is a mistake.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 /// Elements that one thread copies before another could help.
 const COPIED: usize = 16 << 10;
 
@@ -57,8 +57,8 @@ impl CpuBackend {
     }
 
     pub(super) fn with_level(level: Level, threads: usize) -> Result<Self> {
-        if !(1..=MOST_THREADS).contains(&threads) {
-            let reason = format!("{threads} threads, expected 1 to {MOST_THREADS}");
+        if !(1..=MAX_THREADS).contains(&threads) {
+            let reason = format!("{threads} threads, expected 1 to {MAX_THREADS}");
             return Err(Error::invalid("open", reason));
         }
         let pool = Pool::new(threads).map_err(|error| Error::NoDevice {

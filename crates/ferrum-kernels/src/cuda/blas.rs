@@ -1,6 +1,6 @@
 //! Products with weights of the activations' 16-bit element through cuBLASLt, where its library is there.
 //!
-//! From [`LEAST_ROWS`] rows on, a product is bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about
+//! From [`MIN_ROWS`] rows on, a product is bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about
 //! 62 % on Hopper. NVIDIA's library has kernels with `wgmma` for them. It chooses one by the number of rows, so a row's bits
 //! depend on its batch: a device that is `batch_invariant` makes these products in `tile.rs`, and so does a machine without
 //! the library. It is opened at run time, like the driver.
@@ -19,13 +19,13 @@ use std::ptr::{from_ref, null_mut};
 use std::sync::{Arc, Mutex};
 
 /// Fewest rows of a product: with fewer, the weight's bytes bound it, and `tile.rs` reads them once.
-pub(super) const LEAST_ROWS: usize = 128;
+pub(super) const MIN_ROWS: usize = 128;
 
 /// Bytes that a kernel may use beside its operands, as PyTorch has it for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// Plans that are kept: prompts are cut into chunks of many lengths, and each is a shape of its own.
-const MOST_PLANS: usize = 4096;
+const MAX_PLANS: usize = 4096;
 
 /// Elements that the rows of all operands are multiples of: 16 bytes, which the fast kernels need.
 const ALIGNED: usize = 8;
@@ -83,7 +83,7 @@ pub(super) fn takes(x: TileRows, out: TileOut) -> bool {
     let aligned = x.k.is_multiple_of(ALIGNED)
         && out.n.is_multiple_of(ALIGNED)
         && out.first.is_multiple_of(ALIGNED_START);
-    x.rows >= LEAST_ROWS && x.k > 0 && out.columns > 0 && aligned
+    x.rows >= MIN_ROWS && x.k > 0 && out.columns > 0 && aligned
 }
 
 impl Blas {
@@ -134,7 +134,7 @@ impl Blas {
             is_f32: out.is_f32,
         };
         let mut plans = lock(&self.plans);
-        if plans.len() >= MOST_PLANS {
+        if plans.len() >= MAX_PLANS {
             plans.clear();
         }
         let plan = match plans.entry(shape) {

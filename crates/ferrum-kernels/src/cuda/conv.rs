@@ -154,7 +154,7 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
     ) -> Result<()> {
         const OP: &str = "linear_attention";
         // Of more columns, threads have several.
-        const MOST_THREADS: usize = 256;
+        const MAX_THREADS: usize = 256;
         check::linear_attention::<Self>(&inputs, states, batch, out, shape)?;
         let heads = check::elements(OP, &[batch.shape.seqs, shape.value_heads])?;
         // Kernels that keep the state in registers, and columns of their blocks.
@@ -171,7 +171,7 @@ impl<A: CudaAct> BackendState for CudaBackend<A> {
                 (kernel, (blocks, 128, 0))
             }
             None => {
-                let threads = shape.value_dim.next_multiple_of(32).min(MOST_THREADS);
+                let threads = shape.value_dim.next_multiple_of(32).min(MAX_THREADS);
                 let shared = check::elements(OP, &[2 * size_of::<f32>(), shape.key_dim])?;
                 ("linear_attention_any", (heads, threads as u32, shared))
             }

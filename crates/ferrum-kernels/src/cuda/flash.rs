@@ -27,16 +27,16 @@ const PART: usize = 512;
 const FEW_ROWS: usize = 32;
 
 /// Most parts of a row: joining them reads all.
-const MOST_PARTS: usize = 32;
+const MAX_PARTS: usize = 32;
 
 /// Most bytes for the parts of a launch where bits are not to depend on the batch; above, a block makes all parts of a row.
-const MOST_BYTES: usize = 128 << 20;
+const MAX_BYTES: usize = 128 << 20;
 
 /// Tiles of keys that a part has at least, or joining costs more than it gives.
-const LEAST_TILES: usize = 2;
+const MIN_TILES: usize = 2;
 
 /// NMSE between a row's results where its keys are parted in two ways: weights are rounded to 16 bits against another maximum.
-pub(super) const ROW_DIFFERENCE: f64 = 1e-4;
+pub(super) const ROW_TOLERANCE: f64 = 1e-4;
 
 /// No sequence has as many rows.
 const NO_LIMIT: usize = i32::MAX as usize;
@@ -295,7 +295,7 @@ struct Job<'a> {
     buffers: [Arg; 3],
     invariant: bool,
     /// Bytes of shared memory of a block, at most, and of all blocks of a multiprocessor.
-    most_shared: usize,
+    max_shared: usize,
     processor_shared: usize,
 }
 
@@ -382,7 +382,7 @@ impl Job<'_> {
     }
 
     /// Most keys that a row sees.
-    fn most_keys(&self) -> usize {
+    fn max_keys(&self) -> usize {
         self.cache.max_keys.max(1)
     }
 
@@ -391,19 +391,19 @@ impl Job<'_> {
         let keys = match self.config().sliding_window {
             Some(window) if self.config().causal => {
                 let most = window.saturating_add(tiles.rows());
-                self.most_keys().min(most)
+                self.max_keys().min(most)
             }
-            _ => self.most_keys(),
+            _ => self.max_keys(),
         };
-        let most = keys.div_ceil(tiles.keys * LEAST_TILES).min(MOST_PARTS);
+        let most = keys.div_ceil(tiles.keys * MIN_TILES).min(MAX_PARTS);
         (room / blocks.max(1)).clamp(1, most)
     }
 
     /// Blocks that share the keys of a tile where parts are of one length: all parts, or one block for all.
     fn parts(&self, launch: &Launch) -> usize {
-        let parts = self.most_keys().div_ceil(PART);
+        let parts = self.max_keys().div_ceil(PART);
         let bytes = self.bytes_of_parts(launch, parts);
-        if bytes.is_ok_and(|bytes| bytes <= MOST_BYTES) {
+        if bytes.is_ok_and(|bytes| bytes <= MAX_BYTES) {
             parts
         } else {
             1
@@ -495,7 +495,7 @@ impl Job<'_> {
 
     /// Bytes that a launch needs beside its result.
     fn scratch_bytes(&self, launch: &Launch) -> Result<usize> {
-        let kept = self.invariant && self.most_keys() > PART;
+        let kept = self.invariant && self.max_keys() > PART;
         match launch.splits {
             1 if !kept => Ok(0),
             splits => self.bytes_of_parts(launch, splits),
@@ -635,13 +635,13 @@ pub(super) fn attention<A: CudaAct>(
         stored,
         buffers,
         invariant: ctx.backend.batch_invariant(),
-        most_shared: ctx.shared().max_shared,
+        max_shared: ctx.shared().max_shared,
         processor_shared: ctx.shared().processor_shared,
     };
     let Some([many, few]) = job.tiles() else {
         return Ok(false);
     };
-    let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= job.most_shared;
+    let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= job.max_shared;
     let Some(few) = Some(few).filter(fits) else {
         return Ok(false);
     };

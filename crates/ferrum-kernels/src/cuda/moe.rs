@@ -93,7 +93,7 @@ impl CudaExperts {
 fn tiled_product<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    (x, share): (TileRows, usize),
+    (x, pairs_per_row): (TileRows, usize),
     experts: &CudaExperts,
     routing: &Routing<A>,
     (at, is_f32, pairs): (u64, bool, usize),
@@ -107,7 +107,7 @@ fn tiled_product<A: CudaAct>(
         offsets: (&routing.offsets).into(),
         pairs,
         experts: count,
-        share,
+        pairs_per_row,
     };
     let out = TileOut {
         at,
@@ -153,11 +153,11 @@ fn tiled_gate_up<A: CudaAct>(
     tiled_product(ctx, op, x, up.matrices, routing, to, epilogue)
 }
 
-/// `out[pair, n] = x · expert(pair)ᵀ`, where `share` pairs have a row of x; the caller has checked all arguments.
+/// `out[pair, n] = x · expert(pair)ᵀ`, where `pairs_per_row` pairs have a row of x; the caller has checked all arguments.
 fn pair_product<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    (x, share): (&CudaBuffer<A>, usize),
+    (x, pairs_per_row): (&CudaBuffer<A>, usize),
     experts: &CudaExperts,
     routing: &Routing<A>,
     (out, pairs): (Arg, usize),
@@ -170,7 +170,7 @@ fn pair_product<A: CudaAct>(
     let blocks = elements(op, &[pairs, n.div_ceil(COLUMNS)])?;
     let grid = (blocks, 32 * COLUMNS as u32, 0);
     let [of_pair, ids] = [&routing.expert_ids, &routing.sorted_pairs].map(Arg::from);
-    let ends = [Arg::Int(n), Arg::Int(count), Arg::Int(share.max(1))];
+    let ends = [Arg::Int(n), Arg::Int(count), Arg::Int(pairs_per_row.max(1))];
     match &experts.slab {
         QuantSlab::Dense(slab) => {
             let kernel = match slab.dtype {
@@ -349,9 +349,9 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             ExpertInput::PerToken => (x, shape.tokens, shape.top_k),
             ExpertInput::PerPair => (x, lens.pairs, 1),
         };
-        let (x, rows, share) = x;
+        let (x, rows, pairs_per_row) = x;
         if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
-            let x = (TileRows::of(x, rows, shape.experts.k), share);
+            let x = (TileRows::of(x, rows, shape.experts.k), pairs_per_row);
             let to = (out.at(0), false, lens.pairs);
             let epilogue = Epilogue {
                 bias: experts.bias.into(),
@@ -360,7 +360,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             return tiled_product(ctx, OP, x, experts.matrices, routing, to, epilogue);
         }
         let to = ((&mut *out).into(), lens.pairs);
-        pair_product(ctx, OP, (x, share), experts.matrices, routing, to)?;
+        pair_product(ctx, OP, (x, pairs_per_row), experts.matrices, routing, to)?;
         add_bias(ctx, OP, experts, routing, (out.into(), lens.out))
     }
 

@@ -70,7 +70,7 @@ fn float8_product<A: CudaAct, T: FloatElement>(
     out: &mut CudaBuffer<T>,
     GemmShape { rows, n, k }: GemmShape,
 ) -> Result<()> {
-    if tile::takes_rows(ctx, rows) {
+    if tile::takes_product(ctx, rows) {
         let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
         let weight = TileWeight::Float8(slab);
         return tile::product(ctx, op, TileRows::of(x, rows, k), weight, out);
@@ -124,7 +124,7 @@ fn product<A: CudaAct, T: FloatElement>(
             }
             QuantSlab::Packed(slab) => slab,
         };
-        if tile::takes_rows(ctx, rows) {
+        if tile::takes_product(ctx, rows) {
             let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
             let weight = TileWeight::Packed(slab);
             tile::product(ctx, op, TileRows::of(x, rows, k), weight, out)?;

@@ -1,7 +1,7 @@
 //! Products of rows of 16 bits: which kernel makes them, and in how many blocks.
 //!
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
-//! integer products of `quant.cu`). From [`FEW`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
+//! integer products of `quant.cu`). From [`GEMV_MAX_ROWS`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
 //! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
 //! dense weight of their own element go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised
 //! one, which becomes of that element for it, some of its rows at a time.
@@ -24,7 +24,7 @@ use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
 use std::sync::Arc;
 
 /// Rows up to which weights are streamed without tensor cores.
-pub(super) const FEW: usize = 4;
+pub(super) const GEMV_MAX_ROWS: usize = 4;
 
 /// Rows from which a quantised weight becomes 16 bits for NVIDIA's library. By an H200's figures, writing and reading that takes as
 /// long as what tiles lose at about 150 rows; where both take as long has not been measured.
@@ -38,7 +38,7 @@ pub(super) const WORKSPACE: usize = UNPACKED_BYTES + blas::WORKSPACE;
 
 /// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
 /// activations of 8 bits is a tenth of it.
-pub(super) const ROW_DIFFERENCE: f64 = 5e-4;
+pub(super) const ROW_TOLERANCE: f64 = 5e-4;
 
 /// The sizes of a tile: rows, columns, elements of k in a step, and steps in flight.
 type Sizes = (usize, usize, usize, usize);
@@ -56,7 +56,7 @@ const THREADS: u32 = 128;
 /// Bytes of the ring of packed groups in one step, for each thread.
 const RAW_BYTES: usize = 44;
 /// The most parts of k.
-const MOST_PARTS: usize = 8;
+const MAX_PARTS: usize = 8;
 
 /// The weight of a product.
 #[derive(Clone, Copy)]
@@ -160,8 +160,8 @@ pub(super) struct TilePairs {
     pub(super) offsets: Arg,
     pub(super) pairs: usize,
     pub(super) experts: usize,
-    /// Pairs that have one row of x.
-    pub(super) share: usize,
+    /// Pairs of one token, which read one row of x.
+    pub(super) pairs_per_row: usize,
 }
 
 /// Epilogue of a sum before it is written.
@@ -236,7 +236,7 @@ fn plan(
     let blocks = [4, 4, 2, 1][tile] * processors;
     let most = (k.div_ceil(TILES[tile].2) / 4)
         .min(k / (16 * rows.max(1)))
-        .min(MOST_PARTS);
+        .min(MAX_PARTS);
     let parts = (blocks / count(tile).max(1)).clamp(1, most.max(1));
     Plan { tile, parts }
 }
@@ -257,13 +257,13 @@ pub(super) fn is_for<A: CudaAct>() -> bool {
 }
 
 /// Whether rows of a product with a quantised weight are enough for tiles.
-pub(super) fn takes_rows<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
-    is_for::<A>() && (rows > FEW || ctx.backend.batch_invariant())
+pub(super) fn takes_product<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
+    is_for::<A>() && (rows > GEMV_MAX_ROWS || ctx.backend.batch_invariant())
 }
 
 /// Whether pairs are so many that tiles read fewer bytes than a kernel that streams a matrix for each pair.
 pub(super) fn takes_pairs<A: CudaAct>(ctx: &CudaContext<A>, pairs: usize, experts: usize) -> bool {
-    is_for::<A>() && (pairs >= experts.max(FEW + 1) || ctx.backend.batch_invariant())
+    is_for::<A>() && (pairs >= experts.max(GEMV_MAX_ROWS + 1) || ctx.backend.batch_invariant())
 }
 
 /// A product of the rows of x with one slab.
@@ -275,7 +275,7 @@ pub(super) fn product<A: CudaAct>(
     out: TileOut,
 ) -> Result<()> {
     let invariant = ctx.backend.batch_invariant();
-    if x.rows <= FEW
+    if x.rows <= GEMV_MAX_ROWS
         && !invariant
         && let TileWeight::Dense { at, dtype } = weight
     {
@@ -505,8 +505,14 @@ fn tiles<A: CudaAct>(
         _ => stages * (x_bytes + RAW_BYTES * THREADS as usize) + 2 * w_bytes,
     };
     let grid = (blocks, THREADS, shared);
-    let (ids, offsets, rows, experts, share) = match pairs {
-        Some(of) => (of.ids, of.offsets, of.pairs, of.experts, of.share.max(1)),
+    let (ids, offsets, rows, experts, pairs_per_row) = match pairs {
+        Some(of) => (
+            of.ids,
+            of.offsets,
+            of.pairs,
+            of.experts,
+            of.pairs_per_row.max(1),
+        ),
         None => (Arg::At(0), Arg::At(0), x.rows, 0, 1),
     };
     let common = [
@@ -524,7 +530,7 @@ fn tiles<A: CudaAct>(
         ids,
         offsets,
         Arg::Int(experts),
-        Arg::Int(share),
+        Arg::Int(pairs_per_row),
         epilogue.bias,
         epilogue.gate,
         Arg::Int(epilogue.activation),
@@ -622,7 +628,7 @@ fn arranged<A: CudaAct>(
     Ok((at, stride, Arg::At(0)))
 }
 
-/// A product of up to [`FEW`] rows with floats.
+/// A product of up to [`GEMV_MAX_ROWS`] rows with floats.
 fn streamed<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,

@@ -10,10 +10,10 @@ use ferrum_kernels::{BackendGraph, BatchShape, GraphKey, GraphRun};
 use ferrum_types::Result;
 
 /// Graphs that are kept; whichever was not used for longest makes room.
-const MOST_GRAPHS: usize = 64;
+const MAX_GRAPHS: usize = 64;
 
 /// Most tokens of a sequence in a captured step: one, and a draft.
-pub(super) const MOST_QUERIES: usize = 17;
+pub(super) const MAX_QUERIES: usize = 17;
 
 /// The shortest length of a cache that graphs are captured for. The next ones are 4 times as long.
 const SHORTEST_CACHE: usize = 1024;
@@ -57,7 +57,7 @@ impl StepLayout {
             && batch.images.is_empty()
             && batch.adapters.iter().all(Option::is_none);
         let decodes = batch.logit_rows.len() == shape.tokens && shape.tokens > 0;
-        if !plain || !decodes || shape.max_query_len > MOST_QUERIES {
+        if !plain || !decodes || shape.max_query_len > MAX_QUERIES {
             return exact;
         }
         let (seqs, queries) = (
@@ -124,9 +124,9 @@ fn slots(seqs: usize, queries: usize) -> usize {
 }
 
 /// Most places of sequences on a device.
-pub(super) fn most_slots(config: &RunnerConfig, captures: bool) -> usize {
+pub(super) fn max_slots(config: &RunnerConfig, captures: bool) -> usize {
     match captures {
-        true => slots(config.max_seqs, MOST_QUERIES),
+        true => slots(config.max_seqs, MAX_QUERIES),
         false => config.max_seqs,
     }
 }
@@ -186,7 +186,7 @@ impl Graphs {
         match self.held.iter().rposition(|held| *held == key) {
             Some(at) => self.held[at..].rotate_left(1),
             None => {
-                if self.held.len() == MOST_GRAPHS {
+                if self.held.len() == MAX_GRAPHS {
                     let oldest = self.held.remove(0);
                     self.counts.reset += 1;
                     B::reset_graph(ctx, oldest)?;
@@ -246,7 +246,7 @@ mod tests {
             ran.unwrap();
             graphs.counts().replayed - before.replayed
         };
-        for tokens in 1..=MOST_GRAPHS {
+        for tokens in 1..=MAX_GRAPHS {
             assert_eq!(run(&mut graphs, tokens), 0, "{tokens}");
         }
         // The first is used again, so the second is the oldest.
@@ -255,12 +255,12 @@ mod tests {
         assert_eq!(run(&mut graphs, 1), 1);
         assert_eq!(run(&mut graphs, 2), 0);
         let counts = graphs.counts();
-        assert_eq!((counts.held, counts.reset), (MOST_GRAPHS, 2));
+        assert_eq!((counts.held, counts.reset), (MAX_GRAPHS, 2));
         // Those that were reset were captured anew, and nothing else was.
-        assert_eq!(counts.captured, MOST_GRAPHS as u64 + 2);
+        assert_eq!(counts.captured, MAX_GRAPHS as u64 + 2);
         graphs.reset::<Minimal>(&mut ctx).unwrap();
         assert_eq!(graphs.counts().held, 0);
-        assert_eq!(graphs.counts().reset, 2 + MOST_GRAPHS as u64);
+        assert_eq!(graphs.counts().reset, 2 + MAX_GRAPHS as u64);
         let failed = graphs.run::<Minimal>(&mut ctx, (&layout(1), true), &mut |_| {
             Err(Error::invalid("step", "it fails"))
         });

@@ -7,7 +7,7 @@ use super::aux_hidden::AuxHiddenStates;
 use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
 use super::floats::{read_floats, room};
-use super::graphs::{Graphs, MOST_QUERIES, StepLayout, most_slots, reserved_blocks};
+use super::graphs::{Graphs, MAX_QUERIES, StepLayout, max_slots, reserved_blocks};
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::{AuxHiddenPoint, StepBatch};
@@ -112,7 +112,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
             let blocks = shape.blocks + reserved;
             (group, PagedKvShape { blocks, ..shape })
         });
-        let (slots, stride) = (most_slots(&config, captures), config.max_blocks_per_seq());
+        let (slots, stride) = (max_slots(&config, captures), config.max_blocks_per_seq());
         let batch = DeviceBatch {
             shape: BatchShape::default(),
             tokens: device.alloc(config.max_tokens)?,
@@ -378,7 +378,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
                     let blocks = (batch.kv_lens[seq] as usize).div_ceil(block_size);
                     tables.update(seq, &batch.table(group, seq)[..blocks], packed);
                 }
-                let reserved = [BlockId(self.groups[group].blocks as u32); MOST_QUERIES];
+                let reserved = [BlockId(self.groups[group].blocks as u32); MAX_QUERIES];
                 for slot in others.clone().filter(|&slot| len(slot) > 0) {
                     let blocks = len(slot).div_ceil(block_size);
                     tables.update(slot, &reserved[..blocks], packed);

@@ -62,7 +62,7 @@ const ADDED: [(&str, bool); 9] = [
 
 /// Longest pieces of words in the vocabulary, in characters, and how often they have to occur.
 const LONGEST_PIECE: usize = 4;
-const LEAST_PIECES: usize = 4;
+const MIN_PIECES: usize = 4;
 
 /// By this word of the last message, requests that have a conversation summed up are known.
 const SUMMARY: &str = "summary";
@@ -157,10 +157,10 @@ fn tokenizer() -> std::result::Result<Tokenizer, Box<dyn Error>> {
             }
         }
         for whole in [word, &spaced] {
-            *pieces.entry(whole.to_owned()).or_default() += LEAST_PIECES;
+            *pieces.entry(whole.to_owned()).or_default() += MIN_PIECES;
         }
     }
-    pieces.retain(|piece, &mut times| times >= LEAST_PIECES && piece.len() > 1);
+    pieces.retain(|piece, &mut times| times >= MIN_PIECES && piece.len() > 1);
     let mut vocab = vec![json!(["<unk>", 0.0])];
     vocab.extend((0..=255).map(|byte| json!([byte_letter(byte).to_string(), -1.0])));
     vocab.extend(

@@ -42,8 +42,8 @@ pub(crate) struct BodyBudget {
 impl BodyBudget {
     /// Bodies of `most` bytes each and `all` together, but at least one of them.
     pub(crate) fn new(most: usize, all: usize) -> Self {
-        let most_steps = Semaphore::MAX_PERMITS.min(u32::MAX as usize);
-        let steps = all.max(most).div_ceil(STEP).min(most_steps);
+        let max_steps = Semaphore::MAX_PERMITS.min(u32::MAX as usize);
+        let steps = all.max(most).div_ceil(STEP).min(max_steps);
         Self {
             most,
             budget: u32::try_from(steps).unwrap_or(u32::MAX),

@@ -24,7 +24,7 @@ use ferrum_types::{ExpertActivation, ExpertInput, ExpertShape, MoeShape, Result}
 use std::ops::Range;
 
 /// Most panels of a task: a block of them as f32 stays in the second-level cache.
-const MOST_PANELS: usize = 8;
+const MAX_PANELS: usize = 8;
 /// Tasks for each thread, when there are enough panels.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -422,7 +422,7 @@ impl<const STACKS: usize, F: Epilogue<STACKS>> Work<'_, STACKS, F> {
         let Self { exec, input, .. } = self;
         let panels = self.n.div_ceil(PANEL);
         let wanted = exec.pool.threads() * TASKS_PER_THREAD;
-        let each = (self.groups.len() * panels / wanted).clamp(1, MOST_PANELS);
+        let each = (self.groups.len() * panels / wanted).clamp(1, MAX_PANELS);
         let parts = panels.div_ceil(each);
         let cost = input.ids.len() * STACKS * panels * (input.k * PANEL / 16);
         exec.parallel_for_dynamic(self.groups.len() * parts, cost, |task, thread| {

@@ -4,7 +4,7 @@ use super::Product;
 use super::acts::WORDS;
 use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use super::pack::panel_bytes;
-use super::tile::{self, Decoded, MOST_BYTES, Stored};
+use super::tile::{self, Decoded, MAX_BYTES, Stored};
 use crate::gemm::tile::PANEL;
 use crate::isa::ByteKernel;
 use crate::math;
@@ -32,7 +32,7 @@ const UNITS_AT_ONCE: usize = 16;
 
 /// Decoded units of a panel.
 #[repr(align(64))]
-struct DecodedUnits([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MOST_BYTES]);
+struct DecodedUnits([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MAX_BYTES]);
 
 /// Some panels times some tiles of rows.
 pub(super) struct Task<'a, C, F> {

@@ -126,7 +126,7 @@ impl<C: CodeLayout, F: ScaleLayout> Decoded<C, F> {
 }
 
 /// Bytes of half a unit, at most.
-pub(crate) const MOST_BYTES: usize = (STEPS + 6) * VECTOR;
+pub(crate) const MAX_BYTES: usize = (STEPS + 6) * VECTOR;
 
 impl<C: CodeLayout, F: ScaleLayout> HalfUnit for Decoded<C, F> {
     type CodeLayout = C;
@@ -177,7 +177,7 @@ pub(crate) unsafe fn decode<S: ByteProducts, C: CodeLayout, F: ScaleLayout>(
     from: Stored<C, F>,
     out: *mut u8,
 ) {
-    const { assert!(Decoded::<C, F>::BYTES <= MOST_BYTES) };
+    const { assert!(Decoded::<C, F>::BYTES <= MAX_BYTES) };
     let factors = Decoded::<C, F>::FACTORS;
     // SAFETY: the caller's contract; all places are below `Decoded::VECTORS`.
     unsafe {

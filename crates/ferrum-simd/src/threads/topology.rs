@@ -52,12 +52,12 @@ pub fn physical(root: &Path) -> Option<usize> {
 
 /// A list such as `0-3,8`.
 pub fn parse_list(text: &str) -> Option<Vec<u32>> {
-    const MOST_CPUS: u32 = 1 << 16;
+    const MAX_CPUS: u32 = 1 << 16;
     let mut out = Vec::new();
     for part in text.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if last >= MOST_CPUS {
+        if last >= MAX_CPUS {
             return None;
         }
         out.extend(first..=last);

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// CPUs that are looked at.
-const MOST_CPUS: usize = 4096;
+const MAX_CPUS: usize = 4096;
 
 /// Caches of one CPU: one or two of each level.
-const MOST_CACHES: usize = 16;
+const MAX_CACHES: usize = 16;
 
 /// Bytes of all last-level caches of the machine; `None` where the system does not tell.
 pub(super) fn last_level() -> Option<u64> {
@@ -17,12 +17,12 @@ pub(super) fn last_level() -> Option<u64> {
 fn last_level_below(root: &Path) -> Option<u64> {
     // (CPUs that share it, bytes) of each: groups of cores may have one for each group.
     let mut caches = BTreeSet::new();
-    for cpu in 0..MOST_CPUS {
+    for cpu in 0..MAX_CPUS {
         let dir = root.join(format!("cpu{cpu}/cache"));
         if !dir.exists() {
             break;
         }
-        let levels = (0..MOST_CACHES).filter_map(|index| {
+        let levels = (0..MAX_CACHES).filter_map(|index| {
             let read = |name: &str| {
                 let path = dir.join(format!("index{index}/{name}"));
                 Some(std::fs::read_to_string(path).ok()?.trim().to_owned())

@@ -17,7 +17,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// Longest description that is read.
-const MOST_DESCRIPTION: usize = 256 << 20;
+const MAX_DESCRIPTION: usize = 256 << 20;
 
 /// What is said in a file beside keys and values.
 #[derive(Serialize, Deserialize)]
@@ -68,8 +68,8 @@ impl KeptSession {
         let hint =
             "hint: --session takes a file that it wrote; remove this one, or give another name";
         let wrong = |e: String| Failure::new(format!("{e}\n{hint}"));
-        KvFile::verify(path, MOST_DESCRIPTION).map_err(|e| wrong(e.to_string()))?;
-        let file = KvFile::open(path, MOST_DESCRIPTION).map_err(|e| wrong(e.to_string()))?;
+        KvFile::verify(path, MAX_DESCRIPTION).map_err(|e| wrong(e.to_string()))?;
+        let file = KvFile::open(path, MAX_DESCRIPTION).map_err(|e| wrong(e.to_string()))?;
         let found = serde_json::from_slice::<Description>(file.description());
         let named = |reason: String| wrong(format!("{}: {reason}", path.display()));
         let found = found.map_err(|e| named(format!("holds no conversation: {e}")))?;
@@ -110,7 +110,7 @@ impl KeptSession {
             return Ok(());
         }
         let vocab = session.spec().vocab_size;
-        let file = KvFile::open(&self.path, MOST_DESCRIPTION)?;
+        let file = KvFile::open(&self.path, MAX_DESCRIPTION)?;
         let expected = session.kv_bytes(cached.len()).map(|bytes| bytes as u64);
         let fits = cached.len() <= session.capacity() && expected == Some(file.payload_len());
         if !fits || self.tokens.iter().any(|&token| token as usize >= vocab) {

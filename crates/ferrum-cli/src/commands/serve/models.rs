@@ -8,7 +8,7 @@ use crate::{hub, load_model};
 use ferrum_engine::engine::{Clock, Pooling};
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
-    DraftHeadLoad, DraftRunner, Engine, EngineConfig, EngineOffload, KeptWeights, KvDtype,
+    CacheWriter, DraftHeadLoad, DraftRunner, Engine, EngineConfig, EngineOffload, KvDtype,
     KvOffload, MemoryShare, OffloadConfig, Placement, Runners, SamplingParams, StepRunner,
     TaskConfig, TaskEngine,
 };
@@ -155,13 +155,13 @@ impl Models {
 
 /// Packed weights of all models that are still to be written to the cache.
 #[derive(Default)]
-struct Writing(Mutex<Vec<KeptWeights>>);
+struct Writing(Mutex<Vec<CacheWriter>>);
 
 impl Writing {
     /// The runner of a loaded model, whose weights may still be written.
     fn runner_of(&self, loaded: Loaded) -> Box<dyn StepRunner> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(KeptWeights::is_writing);
+        all.retain(CacheWriter::is_writing);
         all.extend(loaded.kept);
         loaded.session.into_runner()
     }
@@ -169,7 +169,7 @@ impl Writing {
     /// Gives up what is not written yet.
     fn cancel(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter_mut().for_each(KeptWeights::cancel);
+        all.iter_mut().for_each(CacheWriter::cancel);
     }
 }
 

@@ -85,7 +85,7 @@ impl Placement {
             (gpu, _) => gpu?,
         };
         let count = match layers {
-            GpuLayers::Auto => most_layers(&gpu, model, share),
+            GpuLayers::Auto => max_layers(&gpu, model, share),
             GpuLayers::Last(count) => count.min(model.spec.layers.len()),
         };
         let first = model.spec.layers.len() - count;
@@ -117,7 +117,7 @@ impl Placement {
 }
 
 /// How many of a model's last layers a device has room for.
-fn most_layers(device: &BackendDispatch, model: &Model, share: MemoryShare) -> usize {
+fn max_layers(device: &BackendDispatch, model: &Model, share: MemoryShare) -> usize {
     let all = model.spec.layers.len();
     let context = model.spec.context_length.clamp(1, CONTEXT);
     // As if the device had all layers: with another one, steps may be shorter.

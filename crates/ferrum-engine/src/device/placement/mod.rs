@@ -15,7 +15,7 @@ use super::dispatch::{BackendDispatch, BackendOptions, no_activations};
 use super::job::{DeviceJob, KvElement};
 use super::kind::{BackendKind, KvDtype};
 use super::tensor_parallel::Ranks;
-use super::weight_cache::{KeptWeights, LoadStore};
+use super::weight_cache::{CacheWriter, LoadStore};
 use crate::{Session, StepRunner};
 use ferrum_formats::weight_cache::WeightCache;
 use ferrum_kernels::cpu::PackedStore;
@@ -56,7 +56,7 @@ pub struct LoadedParts {
     /// The runner of its draft head, where there is one.
     pub draft_head: Option<Box<dyn StepRunner>>,
     /// What the cache of packed weights did, where there is one.
-    pub kept: Option<KeptWeights>,
+    pub kept: Option<CacheWriter>,
 }
 
 /// The stages of a model, in order, on open devices; or its ranks, of which this process has the first.
@@ -399,11 +399,11 @@ impl Placement {
         kv: KvDtype,
         cache: &WeightCache,
         progress: LoadProgress<'_>,
-    ) -> Result<(Session, KeptWeights)> {
+    ) -> Result<(Session, CacheWriter)> {
         let (sizes, cache) = ((config, kv), Some(cache));
         let LoadedParts { session, kept, .. } =
             self.load_parts(model, sizes, (None, cache), progress)?;
-        let kept = kept.unwrap_or_else(|| KeptWeights::skipped("there is no cache"));
+        let kept = kept.unwrap_or_else(|| CacheWriter::skipped("there is no cache"));
         Ok((session, kept))
     }
 
@@ -422,7 +422,7 @@ impl Placement {
         let store = cache.map(|cache| self.store(model, cache));
         let (placement, store, skipped) = match store {
             Some(Ok((placement, store))) => (placement, Some(store), None),
-            Some(Err(reason)) => (self.clone(), None, Some(KeptWeights::skipped(reason))),
+            Some(Err(reason)) => (self.clone(), None, Some(CacheWriter::skipped(reason))),
             None => (self.clone(), None, None),
         };
         let (session, head) = placement.load_runners(model, sizes, head, progress)?;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 pub(super) type FileDigest = [u8; 32];
 
 /// Most bytes of embeddings that are kept.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl ImageCache {
     pub(super) fn insert(&mut self, file: FileDigest, image: ImageEmbeddings) {
         self.bytes += size_of_val(image.values());
         self.images.push_back((file, image));
-        while self.bytes > MOST_BYTES {
+        while self.bytes > MAX_BYTES {
             let Some((_, oldest)) = self.images.pop_front() else {
                 return;
             };
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn the_image_that_was_used_least_recently_goes_first() {
         let mut cache = ImageCache::default();
-        let quarter = MOST_BYTES / 16;
+        let quarter = MAX_BYTES / 16;
         for file in 0..4 {
             cache.insert([file; 32], ImageEmbeddings::new(1, vec![0.0; quarter]));
         }
@@ -55,7 +55,7 @@ mod tests {
         cache.insert([4; 32], ImageEmbeddings::new(1, vec![0.0; quarter]));
         assert_eq!(cache.get(&[1; 32]), None);
         assert_eq!(cache.get(&[0; 32]).unwrap().cache_key(), first.cache_key());
-        assert!(cache.bytes <= MOST_BYTES);
+        assert!(cache.bytes <= MAX_BYTES);
         // One that is too large by itself is not kept, nor is anything else then.
         cache.insert([9; 32], ImageEmbeddings::new(1, vec![0.0; 5 * quarter]));
         assert_eq!((cache.bytes, cache.images.len()), (0, 0));
