@@ -159,7 +159,7 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     let config = &app.config;
     let mut options = GenerationOptions::read_common(body, lease)?;
     let fields: LlamaCppOptions = body.part()?;
-    options.generation.max_tokens = max_tokens(&fields, config)?;
+    options.generation.max_tokens = n_predict(&fields, config)?;
     if let Some(n) = fields.n_cmpl {
         options.n = check_range("n_cmpl", n.0, 1..=config.max_choices)?;
     }
@@ -189,7 +189,7 @@ fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job> {
     })
 }
 
-fn max_tokens(fields: &LlamaCppOptions, config: &ServerConfig) -> Result<usize> {
+fn n_predict(fields: &LlamaCppOptions, config: &ServerConfig) -> Result<usize> {
     let most = max_tokens(&[("n_predict", fields.n_predict)], 0, config)?;
     Ok(most.unwrap_or(config.max_tokens))
 }
