@@ -4,13 +4,20 @@
 //! Programming Guide, *Prohibited and Unhandled Operations*). A device has one primary context for the whole process, so the
 //! model that captures and the one that frees memory may know nothing of each other.
 
+use super::driver::Driver;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-/// Read while a stream is captured, written by calls that wait for a context.
-static CAPTURES: RwLock<()> = RwLock::new(());
+/// For each device: read while a stream is captured, written by calls that wait for the context. One lock for all would let a
+/// rank that waits for its collective keep another from the capture that leads to the same collective. Beyond these many
+/// devices, some share one.
+static CAPTURES: [RwLock<()>; 64] = [const { RwLock::new(()) }; 64];
+
+fn captures(driver: &Driver) -> &'static RwLock<()> {
+    &CAPTURES[driver.ordinal() % CAPTURES.len()]
+}
 
 thread_local! {
     static CAPTURING: Cell<bool> = const { Cell::new(false) };
@@ -18,15 +25,17 @@ thread_local! {
     static DROPPED: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The time of a capture by this thread: nobody waits for a context.
+/// The time of a capture by this thread: nobody waits for the device's context.
 pub(super) struct Capture {
     captures: Option<RwLockReadGuard<'static, ()>>,
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Capture {
-    pub(super) fn begin() -> Self {
-        let captures = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn begin(driver: &Driver) -> Self {
+        let captures = captures(driver)
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         CAPTURING.set(true);
         Self {
             captures: Some(captures),
@@ -43,13 +52,15 @@ impl Drop for Capture {
     }
 }
 
-/// Makes a call that waits for a context, once nobody captures. While this thread does it itself, the call is not made and the
-/// result is none.
-pub(super) fn outside<T>(call: impl FnOnce() -> T) -> Option<T> {
+/// Makes a call that waits for the device's context, once nobody captures there. While this thread captures itself, the call is
+/// not made and the result is none.
+pub(super) fn outside<T>(driver: &Driver, call: impl FnOnce() -> T) -> Option<T> {
     if CAPTURING.get() {
         return None;
     }
-    let _nobody_captures = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+    let _nobody_captures = captures(driver)
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
     Some(call())
 }
 

@@ -43,6 +43,7 @@ pub(super) fn count() -> Result<usize> {
 
 /// A device whose primary context is held.
 pub(super) struct Driver {
+    ordinal: usize,
     device: sys::CUdevice,
     context: sys::CUcontext,
     /// What all memory of the device comes from, where the driver has pools.
@@ -83,6 +84,7 @@ impl Driver {
             check("open", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
         }
         let mut driver = Self {
+            ordinal,
             device,
             context,
             pool: None,
@@ -96,6 +98,10 @@ impl Driver {
     pub(super) fn bind(&self, op: &'static str) -> Result<()> {
         // SAFETY: the context is held.
         check(op, unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    pub(super) fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     pub(super) fn pool(&self) -> Option<&Pool> {

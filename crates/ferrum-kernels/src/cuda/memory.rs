@@ -66,7 +66,7 @@ impl Drop for Memory {
         if self.at == 0 {
             return;
         }
-        let freed = capture::outside(|| {
+        let freed = capture::outside(&self.driver, || {
             if self.driver.bind("free").is_err() {
                 return;
             }

@@ -223,7 +223,7 @@ impl Stream {
     /// From here on work is put into a graph and does not run. What it gives is held until
     /// [`end_capture`](Self::end_capture).
     pub(super) fn begin_capture(&self) -> Result<Capture> {
-        let capture = Capture::begin();
+        let capture = Capture::begin(&self.driver);
         self.driver.bind("run_graph")?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is held.
