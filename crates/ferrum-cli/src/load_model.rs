@@ -14,7 +14,7 @@ use ferrum_formats::hub::DownloadScope;
 use ferrum_formats::kv_blocks::KvBlockKey;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, LoraFolder, ModelSource};
-use ferrum_models::{Model, RunnerConfig, read_model};
+use ferrum_models::{Model, ModelKind, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -46,6 +46,13 @@ pub(crate) fn source(path: &Path, hub: &HubArgs) -> Outcome<ModelSource> {
         hub,
         DownloadScope::Model,
     )?)?)
+}
+
+/// As [`source`], of a model of one kind.
+pub(crate) fn source_of(kind: ModelKind, path: &Path, hub: &HubArgs) -> Outcome<ModelSource> {
+    let source = source(path, hub)?;
+    kind.check(&source)?;
+    Ok(source)
 }
 
 /// The tokenizer of an open model.

@@ -109,7 +109,7 @@ fn lines_have_scores_and_labels() {
     let long = "cat ".repeat(80);
     let cut = ferrum(&["classify", &model, &image, "--labels", &long]);
     assert!(cut.status.success());
-    assert!(stderr(&cut).contains("1 sentences are longer than the 64 tokens"));
+    assert!(stderr(&cut).contains("1 sentence is longer than the 64 tokens"));
 }
 
 #[test]
@@ -118,6 +118,10 @@ fn what_cannot_be_classified_is_told() {
     let text = dir.path().join("a.png");
     std::fs::write(&text, b"no image at all").unwrap();
     let text = text.display().to_string();
+    let photo = std::fs::read(fixture("files/photo.jpg")).unwrap();
+    let half = dir.path().join("half.jpg");
+    std::fs::write(&half, &photo[..photo.len() / 2]).unwrap();
+    let half = half.display().to_string();
     let (model, image) = (fixture("clip"), fixture("files/photo.png"));
     let bert = root().join("fixtures/encoders/bert").display().to_string();
     let labels = ["--labels", "cat,dog"];
@@ -128,8 +132,12 @@ fn what_cannot_be_classified_is_told() {
         ),
         (&["classify", &model, "/nowhere.png"], "/nowhere.png"),
         (
+            &["classify", &model, &half],
+            "the JPEG image cannot be decoded: it ends too early",
+        ),
+        (
             &["classify", &bert, &image],
-            "does not compare images with texts",
+            "ferrum embed and ferrum rerank run it",
         ),
         (
             &["classify", &model, &image, "--labels", "cat,,dog"],

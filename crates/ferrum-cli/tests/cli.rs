@@ -607,6 +607,52 @@ fn wrong_use_is_one_clear_sentence() {
 }
 
 /// Copies a fixture folder, changing its config.
+/// A model of another kind is told what it is, and what runs it.
+#[test]
+fn a_model_of_another_kind_is_told_what_runs_it() {
+    let at = |name: &str| root().join("fixtures").join(name).display().to_string();
+    let (decoder, encoder) = (at("models/qwen3"), at("encoders/bert"));
+    let (clip, whisper) = (at("images/clip"), at("speech/whisper"));
+    let (head, named) = (
+        at("drafts/qwen3-eagle3"),
+        format!("a={}", at("images/clip")),
+    );
+    let (image, wav) = (at("images/files/photo.png"), at("speech/sentence.wav"));
+    for (args, words) in [
+        (
+            &["run", &encoder, "hi"][..],
+            "is a text encoder, not a model that generates text\nhint: ferrum embed and ferrum rerank run it",
+        ),
+        (&["run", &head, "hi"], "is a draft head, not a model that"),
+        (&["embed", &clip, "hi"], "hint: ferrum classify runs it"),
+        (&["embed", &head, "hi"], "with --draft-model"),
+        (
+            &["rerank", &decoder, "hi", "ho"],
+            "is a model that generates text, not a text encoder\nhint: ferrum run and ferrum serve run it",
+        ),
+        (
+            &["transcribe", &clip, &wav],
+            "is an image and text encoder, not a speech recogniser",
+        ),
+        (
+            &["classify", &whisper, &image, "--labels", "a,b"],
+            "is a speech recogniser, not an image and text encoder",
+        ),
+        (
+            &["quantize", &encoder, "/nowhere.gguf", "--type", "q8_0"],
+            "hint: ferrum embed and ferrum rerank run it",
+        ),
+        // Not when it is asked for: at the start.
+        (
+            &["serve", &named, &decoder, "--port", "0"],
+            "hint: ferrum classify runs it",
+        ),
+    ] {
+        let sentence = fails(args, b"");
+        assert!(sentence.contains(words), "{args:?}: {sentence}");
+    }
+}
+
 fn copy_fixture(to: &Path, name: &str, change: impl Fn(&mut Value)) -> String {
     let (from, to) = (root().join("fixtures/models/qwen3"), to.join(name));
     std::fs::create_dir(&to).unwrap();

@@ -89,7 +89,7 @@ fn texts_come_from_lines_and_go_to_lines() {
     assert!((numbers.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
     // The folder says 24 tokens, the marks among them.
     let long = ferrum(&["embed", &folder, &"cat ".repeat(23)]);
-    assert!(stderr(&long).contains("1 texts are longer than the 24 tokens"));
+    assert!(stderr(&long).contains("1 text is longer than the 24 tokens"));
     let fits = ferrum(&["embed", &folder, &"cat ".repeat(22)]);
     assert_eq!(stderr(&fits), "");
     assert_eq!(stdout(&long), stdout(&fits));

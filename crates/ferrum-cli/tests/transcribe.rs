@@ -211,6 +211,12 @@ fn what_cannot_be_transcribed_is_told() {
     let bert = root().join("fixtures/encoders/bert").display().to_string();
     let (text, empty) = (write("a.wav", b"no sound at all"), write("b.mp3", b""));
     let silent = write("c.wav", &repeated(0));
+    let half = std::fs::read(speech("sentence.flac")).unwrap();
+    let half = write("half.flac", &half[..half.len() / 2]);
+    let output = ferrum(&["transcribe", &model, &half]);
+    assert!(output.status.success());
+    let told = stderr(&output);
+    assert!(told.contains("of its 1.25 seconds can be read"), "{told}");
     for (args, words) in [
         (
             &["transcribe", &model, &text][..],
@@ -219,7 +225,10 @@ fn what_cannot_be_transcribed_is_told() {
         (&["transcribe", &model, &empty], "the file has no audio"),
         (&["transcribe", &model, &silent], "the file has no audio"),
         (&["transcribe", &model, "/nowhere.wav"], "/nowhere.wav"),
-        (&["transcribe", &bert, &wav], "does not transcribe speech"),
+        (
+            &["transcribe", &bert, &wav],
+            "ferrum embed and ferrum rerank run it",
+        ),
         (
             &["transcribe", &model, &wav, "--language", "xx"],
             "the model knows en, de, fr",

@@ -43,6 +43,39 @@ fn all_formats_have_the_same_sound() {
     }
 }
 
+/// What comes after a damaged part keeps its time, and a warning tells of the damage.
+#[test]
+fn damage_is_told_and_keeps_its_time() {
+    let whole = |name: &str| decode(bytes(name), RATE, AudioLimits::default()).unwrap();
+    for name in [
+        "sentence.wav",
+        "sentence.flac",
+        "sentence.ogg",
+        "sentence.mp3",
+    ] {
+        assert_eq!(whole(name).damage, None, "{name}");
+    }
+    for (name, keep) in [("sentence.wav", 20_000), ("sentence.flac", 12_000)] {
+        let mut cut = bytes(name);
+        cut.truncate(keep);
+        let audio = decode(cut, RATE, AudioLimits::default()).unwrap();
+        assert!(audio.samples.len() < whole(name).samples.len());
+        let told = audio.damage.unwrap();
+        assert!(told.contains("of its 1.25 seconds can be read"), "{told}");
+    }
+    let mut damaged = bytes("sentence.flac");
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 100].fill(0x55);
+    let (audio, sound) = (
+        decode(damaged, RATE, AudioLimits::default()).unwrap(),
+        whole("sentence.flac"),
+    );
+    assert!(audio.damage.is_some());
+    assert_eq!(audio.samples.len(), sound.samples.len());
+    let last = audio.samples.len() - 1000;
+    assert_eq!(audio.samples[last..], sound.samples[last..]);
+}
+
 #[test]
 fn what_is_too_long_is_refused() {
     let short = AudioLimits { seconds: 1 };

@@ -1,11 +1,9 @@
 //! An opened model file with its family, spec and tensor names.
 
-use crate::clip::is_clip;
-use crate::encoder::is_encoder;
 use crate::families::{self, Family};
 use crate::inventory::WeightNames;
+use crate::model_kind::ModelKind;
 use crate::spec::DecoderSpec;
-use crate::whisper::is_whisper;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_types::{Dtype, Error, Result};
 
@@ -25,28 +23,7 @@ pub struct Model {
 /// # Errors
 /// [`Error::Model`] for an unknown architecture (naming those that are known) or a bad field.
 pub fn read_model(source: ModelSource) -> Result<Model> {
-    let other = match &source {
-        _ if is_encoder(&source) => Some(("a text encoder", "ferrum embed and ferrum rerank run")),
-        _ if is_whisper(&source) => Some(("a speech recogniser", "ferrum transcribe runs")),
-        _ if is_clip(&source) => Some(("an image and text encoder", "ferrum classify runs")),
-        _ => None,
-    };
-    if let Some((what, command)) = other {
-        let (path, field, found) = match &source {
-            ModelSource::Hf(folder) => {
-                let found = folder.config.architectures()?.join(", ");
-                (folder.config.path(), "architectures", found)
-            }
-            ModelSource::Gguf(gguf) => {
-                let found = gguf.architecture()?.to_owned();
-                (gguf.path(), "general.architecture", found)
-            }
-        };
-        return Err(Error::Model(format!(
-            "{}: field \"{field}\": \"{found}\" is {what}, not a model that generates text\nhint: {command} it",
-            path.display()
-        )));
-    }
+    ModelKind::Decoder.check(&source)?;
     let (family, spec, names) = families::read_spec(&source)?;
     spec.validate().map_err(|reason| {
         let path = match &source {

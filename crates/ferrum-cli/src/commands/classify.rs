@@ -1,13 +1,15 @@
 //! `ferrum classify`.
 
 use crate::args::ClassifyArgs;
+use crate::commands::embed::warn_of_cut;
 use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::load_model;
-use crate::ui::{self, Progress, show, show_json_line};
+use crate::ui::{Progress, show, show_json_line};
 use ferrum_engine::classify::ImageClassifier;
 use ferrum_engine::{BackendDispatch, BackendKind};
 use ferrum_media::image::{ImageLimits, decode};
+use ferrum_models::ModelKind;
 use ferrum_models::clip::read_clip;
 use serde::Serialize;
 
@@ -35,13 +37,7 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
     let image = image.map_err(fail)?;
     let mut classifier = load(args)?;
     let found = classifier.classify(&image, &labels, &args.template)?;
-    if found.cut > 0 {
-        ui::say(&format!(
-            "warning: {} sentences are longer than the {} tokens that the model takes, and were cut off",
-            found.cut,
-            classifier.max_tokens()
-        ));
-    }
+    warn_of_cut(found.cut, "sentence", classifier.max_tokens());
     if args.json {
         let labels: Vec<_> = found.scores.iter().map(|one| one.label.as_str()).collect();
         let scores: Vec<_> = found.scores.iter().map(|one| one.score).collect();
@@ -56,7 +52,11 @@ pub(crate) fn classify(args: &ClassifyArgs) -> Outcome {
 }
 
 fn load(args: &ClassifyArgs) -> Outcome<ImageClassifier> {
-    let mut model = read_clip(load_model::source(&args.model, &args.hub)?)?;
+    let mut model = read_clip(load_model::source_of(
+        ModelKind::Clip,
+        &args.model,
+        &args.hub,
+    )?)?;
     model.dtype = args.dtype.into();
     // One image and a few sentences are sooner computed than a GPU is opened: it is used only if named.
     let kind = match args.device.backend {

@@ -8,8 +8,8 @@ use crate::ui::{self, Progress, show, show_json_line};
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::LoadProgress;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
+use ferrum_models::{LoadProgress, ModelKind};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
         one.shorten(dimensions, !args.no_normalize);
     }
     let cut = embedded.iter().filter(|one| one.cut).count();
-    tell_cut(cut, "texts", encoder.max_tokens());
+    warn_of_cut(cut, "text", encoder.max_tokens());
     if args.json {
         let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
         return show_json_line(&BTreeMap::from([("embeddings", vectors)]));
@@ -53,7 +53,7 @@ pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
     let mut encoder = open(&args.model, &args.hub, &args.device, args.dtype)?;
     let documents = lines(&args.documents)?;
     let (scores, cut) = encoder.rerank(&args.query, &documents)?;
-    tell_cut(cut, "pairs", encoder.max_tokens());
+    warn_of_cut(cut, "pair", encoder.max_tokens());
     if args.json {
         return show_json_line(&BTreeMap::from([("scores", scores)]));
     }
@@ -78,16 +78,20 @@ fn lines(given: &[String]) -> Outcome<Vec<String>> {
     }
 }
 
-fn tell_cut(cut: usize, what: &str, most: usize) {
-    if cut > 0 {
-        ui::say(&format!(
-            "warning: {cut} {what} are longer than the {most} tokens that the model takes, and were cut off"
-        ));
-    }
+/// Warns of `cut` texts, which are called `what` in the singular, that the model was given in part.
+pub(crate) fn warn_of_cut(cut: usize, what: &str, most: usize) {
+    let (plural, are, were) = match cut {
+        0 => return,
+        1 => ("", "is", "was"),
+        _ => ("s", "are", "were"),
+    };
+    ui::say(&format!(
+        "warning: {cut} {what}{plural} {are} longer than the {most} tokens that the model takes, and {were} cut off"
+    ));
 }
 
 fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs, dtype: DtypeArgs) -> Outcome<Encoder> {
-    let mut model = read_encoder(load_model::source(path, hub)?)?;
+    let mut model = read_encoder(load_model::source_of(ModelKind::Encoder, path, hub)?)?;
     model.dtype = dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, device, &mut |done, total| bar.set(done, total))

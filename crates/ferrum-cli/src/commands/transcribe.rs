@@ -4,14 +4,14 @@ use crate::args::{DeviceArgs, TranscribeArgs, TranscriptFormat};
 use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::load_model;
-use crate::ui::{Progress, show};
+use crate::ui::{self, Progress, show};
 use ferrum_engine::transcribe::{Fallback, TranscribeOptions, Transcriber, Transcript, srt, vtt};
 use ferrum_engine::{BackendDispatch, BackendKind};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_media::audio::{AudioLimits, RATE, decode};
-use ferrum_models::LoadProgress;
 use ferrum_models::whisper::{WhisperModel, read_whisper};
+use ferrum_models::{LoadProgress, ModelKind};
 use serde_json::json;
 use std::ops::ControlFlow;
 
@@ -29,6 +29,9 @@ pub(crate) fn transcribe(args: &TranscribeArgs) -> Outcome {
     let audio = decode(bytes, RATE, AudioLimits::default());
     let fail = |e| Failure::new(format!("{}: {e}", args.file.display()));
     let audio = audio.map_err(fail)?;
+    if let Some(damage) = &audio.damage {
+        ui::say(&format!("warning: {}: {damage}", args.file.display()));
+    }
     let mut transcriber = open(args)?;
     let options = TranscribeOptions {
         language: args.language.clone(),
@@ -75,7 +78,11 @@ fn as_json(transcript: &Transcript) -> serde_json::Value {
 }
 
 fn open(args: &TranscribeArgs) -> Outcome<Transcriber> {
-    let mut model = read_whisper(load_model::source(&args.model, &args.hub)?)?;
+    let mut model = read_whisper(load_model::source_of(
+        ModelKind::Speech,
+        &args.model,
+        &args.hub,
+    )?)?;
     model.dtype = args.dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, &args.device, &mut |done, total| {

@@ -74,12 +74,11 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
             "there is no token to compute\n{hint}"
         )));
     }
-    let (found, mut is_rounded) = compute(
+    let (found, mut rounds) = compute(
         &model,
         (args.device.backend, args.device.options()),
         &tokens,
     )?;
-    is_rounded |= model.has_integers();
     if let Some(path) = &args.save {
         found.write(path)?;
     }
@@ -88,19 +87,19 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
         _ => {
             let options = BackendOptions::default();
             let kind = args.reference;
-            let (expected, rounds) = compute(&model, (kind, options), &tokens)?;
-            is_rounded |= rounds;
+            let (expected, too) = compute(&model, (kind, options), &tokens)?;
+            rounds |= too;
             (expected, kind.to_string())
         }
     };
-    let default = TOLERANCES[match is_rounded {
-        true => 1 + usize::from(model.spec.experts().is_some()),
-        false => 0,
-    }];
-    let comparison = found.compare(&expected, args.tolerance.unwrap_or(default))?;
+    let (tolerance, why) = match args.tolerance {
+        Some(tolerance) => (tolerance, String::new()),
+        None => default_tolerance(&model, rounds),
+    };
+    let comparison = found.compare(&expected, tolerance)?;
     match args.json {
         true => show_json(&as_json(&comparison, tokens.len()))?,
-        false => show(&table(&comparison, tokens.len(), &name))?,
+        false => show(&(table(&comparison, tokens.len(), &name) + &why))?,
     }
     match (comparison.agrees(), comparison.first_diverging) {
         (true, _) => Ok(()),
@@ -113,6 +112,29 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
             comparison.tolerance
         ))),
     }
+}
+
+/// The tolerance for a model, and why it is not the least one, as a line. `rounds`: a device rounds activations.
+fn default_tolerance(model: &Model, rounds: bool) -> (f64, String) {
+    let integers = model.has_integers();
+    if !rounds && !integers {
+        return (TOLERANCES[0], String::new());
+    }
+    let experts = model.spec.experts().is_some();
+    let mut reasons = Vec::new();
+    if integers {
+        reasons.push("weights are quantised");
+    }
+    if rounds {
+        reasons
+            .push("this device rounds activations to 16 bits (a CPU with --isa avx512 does not)");
+    }
+    if experts {
+        reasons.push("experts are chosen by such numbers");
+    }
+    let tolerance = TOLERANCES[1 + usize::from(experts)];
+    let reasons = reasons.join("; ");
+    (tolerance, format!("tolerance {tolerance}: {reasons}\n"))
 }
 
 fn stored(path: &Path) -> Outcome<Trace> {

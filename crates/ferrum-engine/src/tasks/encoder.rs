@@ -398,7 +398,7 @@ impl Encoder {
         let labels = self.labels();
         if labels != 1 {
             let reason = format!(
-                "the model gives {labels} scores to a pair, a reranker gives one\nhint: `ferrum embed` makes vectors of texts, whose products order them"
+                "scores of a pair: found {labels}, expected one, which a reranker gives\nhint: `ferrum embed` makes vectors of texts, whose products order them"
             );
             return Err(Error::invalid("rerank", reason));
         }

@@ -108,7 +108,7 @@ pub fn decode(bytes: &[u8], limits: ImageLimits) -> Result<RgbImage, ImageError>
 fn damaged(format: &'static str, reason: impl ToString) -> ImageError {
     ImageError::Damaged {
         format,
-        reason: reason.to_string(),
+        reason: reason.to_string().trim().to_owned(),
     }
 }
 
@@ -167,6 +167,10 @@ fn read_jpeg(bytes: &[u8], limits: ImageLimits) -> Result<RgbImage, ImageError> 
     let (width, height) = (usize::from(info.width), usize::from(info.height));
     limits.check(width, height)?;
     let pixels = decoder.decode().map_err(fail)?;
+    // The decoder gives what a file lacks as grey.
+    if !has_jpeg_end(bytes) {
+        return Err(damaged("JPEG", "it ends too early"));
+    }
     let orientation = decoder.exif();
     let orientation = orientation.map_or(Orientation::UPRIGHT, |exif| Orientation::of_exif(exif));
     let image = RgbImage::new(width, height, pixels);
@@ -174,9 +178,47 @@ fn read_jpeg(bytes: &[u8], limits: ImageLimits) -> Result<RgbImage, ImageError> 
     Ok(upright(image, orientation))
 }
 
+/// Whether a JPEG file comes to its marker of the end (ITU T.81, B.1.1): one in a thumbnail, which is inside of a segment, is none.
+fn has_jpeg_end(bytes: &[u8]) -> bool {
+    const END: u8 = 0xd9;
+    let mut rest = bytes;
+    // Between segments are the bytes of scans.
+    while let Some(at) = rest.iter().position(|&byte| byte == 0xff) {
+        rest = &rest[at + 1..];
+        let Some(&marker) = rest.first() else {
+            return false;
+        };
+        let skipped = match marker {
+            END => return true,
+            // A fill byte, which may be the first of a marker.
+            0xff => 0,
+            // A byte of a scan, markers inside of scans, and the one of the beginning, which have no length.
+            0x00 | 0x01 | 0xd0..=0xd8 => 1,
+            _ => match rest {
+                [_, high, low, ..] => 1 + usize::from(u16::from_be_bytes([*high, *low])),
+                _ => return false,
+            },
+        };
+        rest = rest.get(skipped..).unwrap_or_default();
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_jpeg_is_not_that_of_its_thumbnail() {
+        let start = [0xff, 0xd8];
+        let thumbnail = [0xff, 0xe1, 0, 6, 0xff, 0xd8, 0xff, 0xd9];
+        let scan = [0xff, 0xda, 0, 2, 7, 0xff, 0, 0xff, 0xd0, 9];
+        let whole = [&start[..], &thumbnail, &scan, &[0xff, 0xff, 0xd9]].concat();
+        assert!(has_jpeg_end(&whole));
+        for len in 0..whole.len() {
+            assert!(!has_jpeg_end(&whole[..len]), "{len}");
+        }
+    }
 
     /// A PNG header of any size, with no pixels behind it.
     fn png_header(width: u32, height: u32) -> Vec<u8> {

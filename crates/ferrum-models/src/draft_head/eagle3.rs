@@ -32,9 +32,6 @@ use ferrum_kernels::LlmBackend;
 use ferrum_types::{Dtype, Error, Result, TokenId};
 use std::sync::Arc;
 
-/// Values of `architectures` of such folders.
-const ARCHITECTURES: [&str; 2] = ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"];
-
 /// The field that names layers.
 const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
 
@@ -46,15 +43,6 @@ pub(super) struct Eagle3 {
     /// Tokens that may go in.
     vocab_size: usize,
     normed_stream: bool,
-}
-
-/// Whether an opened folder is an EAGLE-3 head.
-pub fn is_eagle3(source: &ModelSource) -> bool {
-    let ModelSource::Hf(folder) = source else {
-        return false;
-    };
-    let named = folder.config.architectures().unwrap_or_default();
-    named.iter().any(|name| ARCHITECTURES.contains(name))
 }
 
 /// Reads an EAGLE-3 head for a target.

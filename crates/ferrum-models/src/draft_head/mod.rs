@@ -15,7 +15,7 @@
 mod eagle3;
 mod mtp;
 
-pub use eagle3::{is_eagle3, read_eagle3};
+pub use eagle3::read_eagle3;
 pub use mtp::read_mtp;
 
 use crate::batch::AuxHiddenPoint;

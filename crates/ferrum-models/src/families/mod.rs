@@ -223,7 +223,8 @@ fn unknown(path: &std::path::Path, field: &str, found: &str, known: &[&str]) -> 
 
 /// A hint with the names that are known, and which of them is the nearest to `found`, if one is near.
 pub(crate) fn hint_of_supported(found: &str, known: &[&str]) -> String {
-    let nearest = nearest(found, known).map(|name| format!(", of which {name} is the nearest"));
+    let nearest = nearest(found, known).filter(|_| known.len() > 1);
+    let nearest = nearest.map(|name| format!(", of which {name} is the nearest"));
     let is = if known.len() == 1 { "is" } else { "are" };
     let (known, nearest) = (known.join(", "), nearest.unwrap_or_default());
     format!("hint: supported {is} {known}{nearest}")

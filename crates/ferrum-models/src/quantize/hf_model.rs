@@ -2,6 +2,7 @@
 
 use crate::families::{self, FAMILIES};
 use crate::inventory::WeightNames;
+use crate::model_kind::ModelKind;
 use crate::spec::DecoderSpec;
 use ferrum_formats::{HfFolder, ModelSource};
 use ferrum_kernels::RopeStyle;
@@ -30,6 +31,7 @@ impl<'m> HfModel<'m> {
                  checkpoint"
             )));
         }
+        ModelKind::Decoder.check(source)?;
         let (family, spec, names) = families::read_spec(source)?;
         spec.validate()
             .map_err(|reason| Error::Model(format!("{path}: {reason}")))?;

@@ -104,6 +104,9 @@ async fn answer(app: &Arc<App>, request: Request, translate: bool) -> Result<Res
         })
     };
     let audio = app.read_long(length, heard).await?;
+    if let Some(damage) = &audio.damage {
+        tracing::warn!("a recording of {length} bytes: {damage}");
+    }
     let seconds = audio.samples.len().div_ceil(RATE as usize);
     let task = TranscribeTask {
         samples: audio.samples,

@@ -17,7 +17,7 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::{is_encoder, read_encoder};
 use ferrum_models::whisper::{is_whisper, read_whisper};
 use ferrum_models::{
-    DraftHead, KvLayout, Model, RunnerConfig, is_eagle3, read_eagle3, read_model, read_mtp,
+    DraftHead, KvLayout, Model, ModelKind, RunnerConfig, read_eagle3, read_model, read_mtp,
 };
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
@@ -82,6 +82,7 @@ impl Models {
                     "two models are called {name:?}\nhint: NAME=MODEL gives a name"
                 )));
             }
+            check_kind(&model.source)?;
             sources.push((name, Some(model.source.clone())));
         }
         if sources.len() > 1 {
@@ -196,6 +197,21 @@ impl ModelLoader for Models {
             ModelEvent::Failed(reason) => tracing::warn!(model, reason, "model not loaded"),
             ModelEvent::Unloaded => tracing::info!(model, "model unloaded"),
         }
+    }
+}
+
+/// Refuses a model on this machine that no server has routes for, before somebody asks for it.
+fn check_kind(path: &Path) -> Outcome<()> {
+    // What cannot be opened, or is of a hub, is told of when it is loaded.
+    if !path.exists() {
+        return Ok(());
+    }
+    let Ok(source) = ModelSource::open(path) else {
+        return Ok(());
+    };
+    match ModelKind::of(&source) {
+        Some(ModelKind::Encoder | ModelKind::Speech) | None => Ok(()),
+        Some(_) => Ok(ModelKind::Decoder.check(&source)?),
     }
 }
 
@@ -414,9 +430,9 @@ fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
         ..args.hub.clone()
     };
     let source = load_model::source(path, &hub)?;
-    Ok(match is_eagle3(&source) {
-        true => Drafts::Head(Box::new(read_eagle3(source, model)?)),
-        false => Drafts::Model(Box::new(read_model(source)?)),
+    Ok(match ModelKind::of(&source) {
+        Some(ModelKind::DraftHead) => Drafts::Head(Box::new(read_eagle3(source, model)?)),
+        _ => Drafts::Model(Box::new(read_model(source)?)),
     })
 }
 
