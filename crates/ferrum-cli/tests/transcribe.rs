@@ -3,7 +3,7 @@
 
 mod command;
 
-use command::{fails, ok, root};
+use command::{fails, ferrum, ok, root, stderr};
 use serde_json::Value;
 
 fn speech(name: &str) -> String {
