@@ -7,7 +7,6 @@
 use super::driver::Driver;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::marker::PhantomData;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// For each device: read while a stream is captured, written by calls that wait for the context. One lock for all would let a
@@ -25,10 +24,9 @@ thread_local! {
     static DROPPED: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The time of a capture by this thread: nobody waits for the device's context.
+/// The time of a capture by this thread, which it does not leave: nobody waits for the device's context.
 pub(super) struct Capture {
     captures: Option<RwLockReadGuard<'static, ()>>,
-    _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Capture {
@@ -39,7 +37,6 @@ impl Capture {
         CAPTURING.set(true);
         Self {
             captures: Some(captures),
-            _of_this_thread: PhantomData,
         }
     }
 }

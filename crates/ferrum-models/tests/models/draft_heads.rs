@@ -9,7 +9,7 @@ use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
     AuxHiddenPoint, Dequantized, DraftHead, FeatureSource, FeedForwardSpec, KvLayout, LogitRows,
-    Model, ModelRunner, Moe, Readback, SeqStep, StepBatch, StepOutput, WeightForm, is_eagle3,
+    Model, ModelKind, ModelRunner, Moe, Readback, SeqStep, StepBatch, StepOutput, WeightForm,
     load_draft_head, load_weights, read_eagle3, read_mtp,
 };
 use ferrum_types::TokenId;
@@ -34,7 +34,11 @@ fn heads() -> Vec<(DraftHead, Model, PathBuf)> {
     let eagle = |path: &str, target: &str| {
         let folder = drafts().join(path);
         let (source, model) = (source(&folder), open(&fixtures().join(target)));
-        assert!(is_eagle3(&source) && !is_eagle3(&model.source));
+        let kinds = [&source, &model.source].map(ModelKind::of);
+        assert_eq!(
+            kinds,
+            [Some(ModelKind::DraftHead), Some(ModelKind::Decoder)]
+        );
         (read_eagle3(source, &model).unwrap(), model, folder)
     };
     vec![
