@@ -1,6 +1,6 @@
 """Replicas of `ferrum serve` on a Ray cluster, behind one address with OpenAI's routes.
 
-    pip install 'ray[serve]'
+    pip install 'ray[serve]' httpx
     FERRUM_MODEL=/models/qwen3-8b.gguf serve run ferrum_ray:app
     # or, with all settings in a file:  serve deploy config.yaml
 
@@ -150,8 +150,7 @@ def prefix_key(path: str, body: bytes) -> str:
 
 def failure(error: Exception) -> dict:
     """What is said of a request whose replica is gone, as the routes say what goes wrong."""
-    words = str(error).strip().splitlines() or [type(error).__name__]
-    message = f"the replica that computed this answer is gone: {words[0]}"
+    message = f"the replica that computed this answer is gone ({type(error).__name__})"
     return {"error": {"message": message, "type": "replica_error", "code": "replica_gone"}}
 
 
@@ -166,7 +165,7 @@ class Ingress:
     def __init__(self, replicas):
         self.replicas = replicas
 
-    @api.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
+    @api.api_route("/{path:path}", methods=["GET", "POST", "DELETE", "HEAD", "OPTIONS"])
     async def any(self, path: str, request: Request):
         body = await request.body()
         target = request.url.path + ("?" + request.url.query if request.url.query else "")
@@ -226,7 +225,8 @@ def build(args: dict) -> serve.Application:
             "downscale_delay_s": float(args.get("downscale_delay_s", 300)),
         },
         ray_actor_options={
-            "num_cpus": float(args.get("cpus", 1)),
+            # Two replicas and their ingress fit on two cores.
+            "num_cpus": float(args.get("cpus", environment("FERRUM_CPUS", "0.9"))),
             "num_gpus": float(args.get("gpus", 0)),
         },
         health_check_period_s=2,

@@ -135,14 +135,17 @@ fn what_is_no_encoder_says_so() {
     let decoder = root().join("fixtures/models/qwen3").display().to_string();
     let (bert, labels) = (encoder("bert"), encoder("bert-labels"));
     for (args, words) in [
-        (&["embed", &decoder, "hi"][..], "supported are BertModel"),
+        (
+            &["embed", &decoder, "hi"][..],
+            "ferrum run and ferrum serve run it",
+        ),
         (&["embed", &bert], "there is no text"),
         (
             &["embed", &bert, "--dimensions", "99", "hi"],
             "vectors have 36 numbers",
         ),
-        (&["rerank", &bert, "a", "b"], "gives 0 scores"),
-        (&["rerank", &labels, "a", "b"], "gives 3 scores"),
+        (&["rerank", &bert, "a", "b"], "found 0, expected one"),
+        (&["rerank", &labels, "a", "b"], "found 3, expected one"),
     ] {
         let sentence = fails(args, b"");
         assert!(sentence.contains(words), "{args:?}: {sentence}");

@@ -54,6 +54,11 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         ..GenerationParams::default()
     };
     let kept = args.session.as_ref();
+    if kept.is_some() && args.device.tensor_parallel > 1 {
+        return Err(Failure::new(
+            "keys and values of several ranks are not kept in a file\nhint: --session works without --tensor-parallel",
+        ));
+    }
     let kept = kept.map(|path| KeptSession::open(path, load_model::fingerprint(&model)));
     let kept = kept.transpose()?;
     match (prompt, kept) {

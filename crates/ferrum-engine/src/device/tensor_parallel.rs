@@ -149,12 +149,23 @@ impl LoadCommand {
     }
 }
 
-/// What tells a model, and the program that reads it, from others.
+/// What tells a model, and the program that reads it, from others: of each tensor some bytes, because ranks read but their parts.
 fn fingerprint(model: &Model) -> u64 {
+    const SAMPLE: usize = 64;
     let mut hasher = DefaultHasher::new();
     env!("CARGO_PKG_VERSION").hash(&mut hasher);
     format!("{:?}", model.spec).hash(&mut hasher);
-    model.tensors().total_bytes().hash(&mut hasher);
+    let tensors = model.tensors();
+    tensors.total_bytes().hash(&mut hasher);
+    for info in tensors.infos() {
+        info.name.hash(&mut hasher);
+        let bytes = tensors.get(&info.name).map_or(&[][..], |view| view.bytes);
+        for start in [0, bytes.len() / 2] {
+            let end = bytes.len().min(start + SAMPLE);
+            bytes[start..end].hash(&mut hasher);
+        }
+    }
+    tensors.release();
     hasher.finish()
 }
 
@@ -484,6 +495,27 @@ mod tests {
                 ..RunnerConfig::single(77)
             },
         }
+    }
+
+    #[test]
+    fn a_model_with_other_weights_is_another() {
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen3");
+        let open = |dir: &std::path::Path| {
+            ferrum_models::read_model(ferrum_formats::ModelSource::open(dir).unwrap()).unwrap()
+        };
+        let dir = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(fixture).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+        }
+        let before = fingerprint(&open(dir.path()));
+        assert_eq!(before, fingerprint(&open(fixture.as_ref())));
+        let weights = dir.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&weights).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[8 + header] ^= 1;
+        std::fs::write(&weights, bytes).unwrap();
+        assert_ne!(before, fingerprint(&open(dir.path())));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From an argument of `serve` to a running engine, whenever the server asks for it.
 
-use crate::args::{HubArgs, OffloadArgs, ServeArgs, look_back};
+use crate::args::{HubArgs, ServeArgs, look_back};
 use crate::commands::{embed, generation, images, transcribe};
 use crate::failure::{Failure, Outcome};
 use crate::load_model::Loaded;
@@ -56,7 +56,8 @@ pub(super) struct Models {
 const LAST_BLOCKS: Duration = Duration::from_secs(15);
 
 /// The store that the arguments mean.
-fn offload(args: &OffloadArgs) -> Outcome<Option<KvOffload>> {
+fn offload(serve: &ServeArgs) -> Outcome<Option<KvOffload>> {
+    let args = &serve.offload;
     let config = OffloadConfig {
         ram_bytes: args.kv_offload_ram.map_or(0, |size| size.0),
         dir: args.kv_offload_dir.clone(),
@@ -64,6 +65,11 @@ fn offload(args: &OffloadArgs) -> Outcome<Option<KvOffload>> {
     };
     if config.ram_bytes == 0 && config.dir.is_none() {
         return Ok(None);
+    }
+    if serve.device.tensor_parallel > 1 {
+        return Err(Failure::new(
+            "keys and values of several ranks are not kept beside the device\nhint: --kv-offload-ram and --kv-offload-dir work without --tensor-parallel",
+        ));
     }
     Ok(Some(KvOffload::open(&config)?))
 }
@@ -128,7 +134,7 @@ impl Models {
             places: places as u64,
             serving: AtomicBool::new(false),
             writing: Writing::default(),
-            offload: offload(&args.offload)?,
+            offload: offload(args)?,
         })
     }
 
