@@ -1,8 +1,13 @@
 """The cost model of docs/scaling.md: prints its tables.
 
     python3 tools/docs/scaling_model.py
+    python3 tools/docs/scaling_model.py --bandwidth 21e9 --products 90e9 --collective 50e-6 --link 4e9
+
+With the figures of a machine, the second one prints what a model of 1B is predicted to reach there: in one process, and in ranks that share its cores
+and its memory.
 """
 
+import argparse
 from dataclasses import dataclass
 
 
@@ -65,7 +70,37 @@ def step(model, device, ranks, batch, context):
     return max(memory, products) + exchange
 
 
+def prompt(model, device, ranks, tokens):
+    """Seconds of a prompt, whose products take longer than its weights."""
+    part = tokens * model.hidden * device.activation
+    collectives = 2 * model.layers + 2
+    exchange = 0 if ranks == 1 else collectives * (device.latency + (ranks - 1) * part / device.link)
+    return 2 * model.used() * tokens / ranks / device.flops + exchange
+
+
+def machine(args):
+    """One process, and two ranks with half of the machine each."""
+    model = Model("1B, Q8_0", 16, 2048, 2048, 1.236e9, 1.0625)
+    for ranks in (1, 2):
+        each = Device("", args.bandwidth / ranks, args.products / ranks, args.collective, args.link, 4)
+        answer = 1 / step(model, each, ranks, 1, 144)
+        tokens = 128 / prompt(model, each, ranks, 128)
+        print(f"{model.name}, {ranks} ranks: answers {answer:.1f} tokens/s, prompts of 128 tokens {tokens:.0f} tokens/s")
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bandwidth", type=float, help="bytes/s that all cores read from memory together")
+    parser.add_argument("--products", type=float, help="operations/s of all cores in products of prompts")
+    parser.add_argument("--collective", type=float, help="seconds of a sum over two ranks of one token")
+    parser.add_argument("--link", type=float, help="bytes/s between two ranks")
+    args = parser.parse_args()
+    if args.bandwidth:
+        return machine(args)
+    tables()
+
+
+def tables():
     for device in DEVICES:
         for batch in (1, 32):
             print(f"\n{device.name}, {batch} sequences of 2048 tokens: tokens/s on 1, 2, 4, 8 ranks")
