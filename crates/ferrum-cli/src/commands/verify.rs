@@ -87,8 +87,8 @@ pub(crate) fn model(args: &VerifyModelArgs) -> Outcome {
         _ => {
             let options = BackendOptions::default();
             let kind = args.reference;
-            let (expected, too) = compute(&model, (kind, options), &tokens)?;
-            rounds |= too;
+            let (expected, reference_rounds) = compute(&model, (kind, options), &tokens)?;
+            rounds |= reference_rounds;
             (expected, kind.to_string())
         }
     };

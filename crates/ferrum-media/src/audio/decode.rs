@@ -67,6 +67,9 @@ const MAX_CHANNELS: usize = 64;
 /// Packets that cannot be decoded one after the other, after which a file counts as damaged.
 const MAX_BAD_PACKETS: usize = 64;
 
+/// Seconds of silence that stand for damaged parts, in all.
+const MAX_SILENCE: usize = 30;
+
 /// Decodes a file to the mean of its channels, at `rate` samples per second.
 ///
 /// What is damaged in the middle is silence; a file that ends too early is as long as it is. [`Audio::damage`] tells of both.
@@ -170,6 +173,8 @@ struct Timeline {
     limits: AudioLimits,
     /// The time of the first sample.
     first: Option<i64>,
+    /// Samples of silence in place of damaged parts.
+    silence: usize,
     /// Whether anything could not be decoded.
     damaged: bool,
 }
@@ -181,22 +186,25 @@ impl Timeline {
             rate: 0,
             limits,
             first: None,
+            silence: 0,
             damaged: false,
         }
     }
 
     /// Whether samples of this rate continue it.
     fn takes(&mut self, rate: u32) -> bool {
-        let takes = self.rate == 0 || self.rate == rate;
-        self.rate = rate;
-        takes
+        if self.rate == 0 {
+            self.rate = rate;
+        }
+        self.rate == rate
     }
 
     fn most(&self) -> usize {
         self.limits.seconds as usize * self.rate as usize
     }
 
-    /// Silence up to a time, so that what follows a damaged part is where it belongs. A time beyond the limits is damaged itself.
+    /// Silence up to a time, so that what follows a damaged part is where it belongs. Beyond [`MAX_SILENCE`] a time counts as damaged
+    /// itself: a few bytes may state any.
     fn fill_gap(&mut self, time: i64) {
         let at = self.first.and_then(|first| time.checked_sub(first));
         let at = at.and_then(|at| usize::try_from(at).ok());
@@ -204,7 +212,9 @@ impl Timeline {
             return;
         };
         self.damaged = true;
-        if at <= self.most() {
+        let silence = self.silence + (at - self.samples.len());
+        if silence <= MAX_SILENCE * self.rate as usize && at <= self.most() {
+            self.silence = silence;
             self.samples.resize(at, 0.0);
         }
     }
@@ -249,5 +259,24 @@ fn finite(sample: f32) -> f32 {
     match sample.is_finite() {
         true => sample.clamp(-1e3, 1e3),
         false => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_bounded_and_a_rate_stays() {
+        let mut timeline = Timeline::new(AudioLimits::default());
+        assert!(timeline.takes(8_000) && !timeline.takes(16_000) && timeline.takes(8_000));
+        timeline.first = Some(5);
+        timeline.fill_gap(5 + 8_000 * 20);
+        assert_eq!(timeline.samples.len(), 8_000 * 20);
+        for far in [8_000 * 31, i64::MAX, i64::MIN, -1] {
+            timeline.fill_gap(far);
+            assert_eq!(timeline.samples.len(), 8_000 * 20, "{far}");
+        }
+        assert!(timeline.damaged);
     }
 }

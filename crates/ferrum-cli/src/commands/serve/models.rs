@@ -14,8 +14,8 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_models::encoder::{is_encoder, read_encoder};
-use ferrum_models::whisper::{is_whisper, read_whisper};
+use ferrum_models::encoder::read_encoder;
+use ferrum_models::whisper::read_whisper;
 use ferrum_models::{
     DraftHead, KvLayout, Model, ModelKind, RunnerConfig, read_eagle3, read_model, read_mtp,
 };
@@ -251,9 +251,11 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         .map(|path| load_model::source(path, &args.hub))
         .transpose()?;
     let model = match opened {
-        Some(source) if is_encoder(&source) => return start_encoder(args, source),
-        Some(source) if is_whisper(&source) => return start_speech(args, source),
-        Some(source) => read_model(source)?,
+        Some(source) => match ModelKind::of(&source) {
+            Some(ModelKind::Encoder) => return start_encoder(args, source),
+            Some(ModelKind::Speech) => return start_speech(args, source),
+            _ => read_model(source)?,
+        },
         None => load_model::model(None, &args.hub)?,
     };
     let tokenizer = Arc::new(load_model::tokenizer_of(&model)?);
