@@ -192,9 +192,9 @@ fn failing_body<B: BackendGraph>(device: &B) -> Check {
     }
 }
 
-/// Sizes of the decode loop: two sequences in blocks of four.
+/// Sizes of the decode loop: two sequences in blocks of four, with as many as their keys need.
 const POOL: PagedKvShape = PagedKvShape {
-    blocks: 12,
+    blocks: 0,
     block_size: 4,
     kv_heads: 2,
     head_dim: 16,
@@ -214,29 +214,70 @@ const CONFIG: AttnConfig = AttnConfig {
 };
 const STEPS: usize = 9;
 
-/// Decodes [`STEPS`] tokens of two sequences over one set of buffers; with a graph or without.
-fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
-    device: &B,
-    graph: bool,
-) -> Check<Vec<Vec<B::Act>>> {
-    let mut ctx = device.new_context()?;
-    let mut kv: KvLayer<B, KvF32> = device.alloc_kv_layer(POOL)?;
-    let mut batch = DeviceBatch {
+/// Keys that both sequences may have beyond those before the loop.
+const MORE: usize = 20;
+
+/// Two sequences of up to `max_keys` keys in blocks of random order.
+fn decode_batch<B: Backend>(device: &B, max_keys: usize) -> Check<DeviceBatch<B>> {
+    let stride = max_keys.div_ceil(POOL.block_size);
+    let blocks = crate::data::Rng::new("decode blocks", |x| x).permutation(2 * stride);
+    let blocks: Vec<i32> = blocks.into_iter().map(|block| block as i32).collect();
+    Ok(DeviceBatch {
         shape: BatchShape {
             tokens: 2,
             seqs: 2,
-            table_stride: 5,
+            table_stride: stride,
             max_query_len: 1,
             // Announced once for all steps, as a graph needs it.
-            max_kv_len: 20,
+            max_kv_len: max_keys,
         },
         tokens: device.from_slice(&[1, 2])?,
         rope_rows: device.from_slice(&[0, 0])?,
         query_starts: device.from_slice(&[0, 1, 2])?,
         kv_lens: device.from_slice(&[0, 0])?,
         state_slots: device.alloc(0)?,
-        block_tables: vec![device.from_slice(&[9, 2, 7, 0, 4, 5, 11, 1, 3, 8])?],
-    };
+        block_tables: vec![device.from_slice(&blocks)?],
+    })
+}
+
+/// Gives each of the two sequences `keys` keys.
+fn append_before<B: BackendKvDtype<KvF32>>(
+    ctx: &mut B::Context,
+    device: &B,
+    kv: &mut KvLayer<B, KvF32>,
+    keys: usize,
+) -> Check {
+    let mut batch = decode_batch(device, keys + MORE)?;
+    let len = keys as i32;
+    batch.shape.tokens = 2 * keys;
+    batch.shape.max_query_len = keys;
+    batch.query_starts = device.from_slice(&[0, len, 2 * len])?;
+    batch.kv_lens = device.from_slice(&[len, len])?;
+    let mut rng = crate::data::Rng::new("keys before", |x| x);
+    let size = 2 * keys * POOL.kv_heads * POOL.head_dim;
+    let k: Act<B> = device.from_slice(&acts::<B>(&rng.floats(size, 1.0)))?;
+    let v: Act<B> = device.from_slice(&acts::<B>(&rng.floats(size, 1.0)))?;
+    B::kv_append(ctx, kv, &k, &v, &batch)?;
+    Ok(B::sync(ctx)?)
+}
+
+/// Decodes [`STEPS`] tokens of two sequences over one set of buffers: with a graph, or without and with a new context for each
+/// step, so that what one step leaves behind in a context is seen, too. `before` keys are there at the
+/// beginning, of which the second sequence goes on from the first few.
+fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
+    device: &B,
+    before: usize,
+    graph: bool,
+) -> Check<Vec<Vec<B::Act>>> {
+    let mut ctx = device.new_context()?;
+    let mut batch = decode_batch(device, before + MORE)?;
+    let mut kv: KvLayer<B, KvF32> = device.alloc_kv_layer(PagedKvShape {
+        blocks: 2 * batch.shape.table_stride,
+        ..POOL
+    })?;
+    if before > 0 {
+        append_before(&mut ctx, device, &mut kv, before)?;
+    }
     let (q_len, kv_len) = (2 * 4 * 16, 2 * 2 * 16);
     let mut q: Act<B> = device.alloc(q_len)?;
     let mut k: Act<B> = device.alloc(kv_len)?;
@@ -245,8 +286,10 @@ fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
     let mut rng = crate::data::Rng::new("decode", |x| x);
     let mut results = Vec::new();
     for step in 0..STEPS {
-        // The second sequence is one token ahead.
-        let lens = [step as i32 + 1, step as i32 + 1];
+        if !graph {
+            ctx = device.new_context()?;
+        }
+        let lens = [(before + step) as i32 + 1, step as i32 + 1];
         B::write(&mut ctx, &mut batch.kv_lens, 0, &lens)?;
         B::write(&mut ctx, &mut q, 0, &acts::<B>(&rng.floats(q_len, 1.0)))?;
         B::write(&mut ctx, &mut k, 0, &acts::<B>(&rng.floats(kv_len, 1.0)))?;
@@ -265,12 +308,25 @@ fn decode<B: BackendGraph + BackendKvDtype<KvF32>>(
     Ok(results)
 }
 
-fn decode_loop<B: BackendGraph + BackendKvDtype<KvF32>>(device: &B) -> Check {
-    let (plain, graph) = (decode(device, false)?, decode(device, true)?);
+fn same_in_a_graph<B>(device: &B, before: usize) -> Check
+where
+    B: BackendGraph + BackendKvDtype<KvF32>,
+{
+    let plain = decode(device, before, false)?;
+    let graph = decode(device, before, true)?;
     match plain.iter().zip(&graph).position(|(a, b)| a != b) {
         Some(step) => wrong(format!("step {step} of a decode loop differs in a graph")),
         None => Ok(()),
     }
+}
+
+fn decode_loop<B: BackendGraph + BackendKvDtype<KvF32>>(device: &B) -> Check {
+    same_in_a_graph(device, 0)
+}
+
+/// Keys enough for a device to share among its processors, in a sequence that gets more of them and in a short one.
+fn long_decode_loop<B: BackendGraph + BackendKvDtype<KvF32>>(device: &B) -> Check {
+    same_in_a_graph(device, 500)
 }
 
 /// Every case of [`BackendGraph`].
@@ -282,6 +338,10 @@ pub(crate) fn graph_cases<B: BackendGraph + BackendKvDtype<KvF32>>() -> Cases<B>
     cases.check((op, act, "1000 ops"), long_body::<B>);
     cases.check((op, act, "a body that fails"), failing_body::<B>);
     cases.check((op, act, "a decode loop"), decode_loop::<B>);
+    cases.check(
+        (op, act, "a decode loop of 500 keys"),
+        long_decode_loop::<B>,
+    );
     cases
 }
 
