@@ -3,6 +3,7 @@
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::core::Shared;
+use super::flash;
 use super::memory::{Memory, Pinned};
 use super::nccl::Communicator;
 use super::nccl::Link;
@@ -78,16 +79,23 @@ pub struct CudaContext<A> {
     scratch: Vec<Memory>,
     /// The same for what has to stay beside other scratch memory.
     second_scratch: Vec<Memory>,
+    /// Counters of attention, which are zero between launches: each launch of this stream finds them so.
+    counters: Memory,
     pub(super) group: Option<GroupHandle>,
 }
 
 impl<A: CudaAct> CudaContext<A> {
     pub(super) fn new(backend: CudaBackend<A>) -> Result<Self> {
+        let stream = Stream::new(&backend.shared.driver)?;
+        // Before any capture: a captured fill would run when the step is replayed, or never.
+        let counters = Memory::new(stream.driver(), flash::COUNTERS * size_of::<u32>())?;
+        stream.zero("context", counters.at, counters.bytes)?;
         Ok(Self {
             graphs: HashMap::new(),
             link: Link::default(),
-            stream: Stream::new(&backend.shared.driver)?,
+            stream,
             backend,
+            counters,
             scratch: Vec::new(),
             second_scratch: Vec::new(),
             group: None,
@@ -179,6 +187,11 @@ impl<A: CudaAct> CudaContext<A> {
     /// The same, beside what [`scratch`](Self::scratch) gives.
     pub(super) fn second_scratch(&mut self, bytes: usize) -> Result<u64> {
         grown(&mut self.second_scratch, &self.stream, bytes)
+    }
+
+    /// [`flash::COUNTERS`] counters of 32 bits, which the launch that takes them leaves at zero.
+    pub(super) fn counters(&self) -> u64 {
+        self.counters.at
     }
 
     /// Runs captured work, which may have collectives in it.

@@ -4,9 +4,12 @@
 //! A batch may have prompts, chunks and decodes at once, and the host knows bounds only. Sequences with few rows (a row is a
 //! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
 //! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
-//! lengths. Where there are less tiles than the device has room for, blocks share the keys of a tile, and
-//! `flash_combine` joins what they give. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four
-//! warps make together (warpgroup MMA, `wgmma`).
+//! lengths. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four warps make together
+//! (warpgroup MMA, `wgmma`).
+//!
+//! Where there are less tiles than the device has room for, blocks share the keys of a tile, and each writes a part of the result.
+//! The last block of a tile to do so joins the parts, if they are few bytes ([`MAX_JOINED`]), as those of decodes are: that saves a
+//! launch. More bytes would keep one block busy for longer than the launch of `flash_combine` takes, which has a warp for each row.
 //!
 //! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By
 //! default, parts are as many as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
@@ -31,6 +34,14 @@ const MAX_PARTS: usize = 32;
 
 /// Most bytes for the parts of a launch where bits are not to depend on the batch; above, a block makes all parts of a row.
 const MAX_BYTES: usize = 128 << 20;
+
+/// Most tiles, over all kv heads, of a launch whose last blocks join parts: each takes a counter of the context. Keys of a tile are
+/// shared where tiles are less than the blocks that a device has room for, which are 528 on an H200.
+pub(super) const COUNTERS: usize = 1024;
+
+/// Most bytes of parts that the last block of a tile joins. By estimate, a block reads 40 bytes a nanosecond (16 KiB at once, each
+/// time 0.4 µs), so these take 3 µs, and `flash_combine` was measured at 7.
+const MAX_JOINED: usize = 128 << 10;
 
 /// Tiles of keys that a part has at least, or joining costs more than it gives.
 const MIN_TILES: usize = 2;
@@ -333,16 +344,12 @@ impl Job<'_> {
     /// sequences have rows for them. Their order of sums is another, so no batch may decide where bits are not to depend on it.
     fn group_tiles(&self, capability: (i32, i32)) -> Option<&'static Tiles> {
         let config = self.config();
-        let queries = match self.cache.place {
-            Place::Contiguous { .. } => self.call.tokens,
-            Place::Paged { max_queries, .. } => max_queries,
-        };
         let suits = capability == (9, 0)
             && !self.invariant
             && !self.cache.latent
             && self.stored.group_file().is_some()
             && config.head_dim == config.value_dim
-            && queries * self.group() > SOME_ROWS;
+            && self.max_queries() * self.group() > SOME_ROWS;
         let found = GROUP.iter().find(|tiles| tiles.widest == config.head_dim);
         found.filter(|_| suits)
     }
@@ -502,6 +509,26 @@ impl Job<'_> {
         }
     }
 
+    /// Most queries of a sequence.
+    fn max_queries(&self) -> usize {
+        match self.cache.place {
+            Place::Contiguous { .. } => self.call.tokens,
+            Place::Paged { max_queries, .. } => max_queries,
+        }
+    }
+
+    /// Whether the last block of a tile joins its parts, which only kernels with tiles of 16 rows can.
+    fn joins(&self, launch: &Launch) -> bool {
+        let config = self.config();
+        let most = self.max_queries().saturating_mul(self.group());
+        let rows = launch.tiles.rows().min(most);
+        let bytes = elements(self.op, &[launch.splits, rows, config.value_dim, 4]);
+        launch.splits > 1
+            && launch.tiles.warps[0] == 1
+            && launch.count * config.kv_heads <= COUNTERS
+            && bytes.is_ok_and(|bytes| bytes <= MAX_JOINED)
+    }
+
     fn run<A: CudaAct>(
         &self,
         ctx: &mut CudaContext<A>,
@@ -515,15 +542,17 @@ impl Job<'_> {
         let kernel = (self.stored.file(tiles), tiles.names[self.stored.number]);
         let threads = (along * across * 32) as u32;
         let grid = (blocks, threads, self.shared_bytes(launch.tiles));
-        ctx.launch(self.op, kernel, grid, self.args(launch, partial))?;
-        if launch.splits > 1 {
+        let joins = self.joins(launch);
+        let counters = Arg::At(if joins { ctx.counters() } else { 0 });
+        ctx.launch(self.op, kernel, grid, self.args(launch, partial, counters))?;
+        if launch.splits > 1 && !joins {
             self.combine(ctx, launch, partial)?;
         }
         Ok(())
     }
 
     /// The parameters of the kernels, in the order of `FLASH_PARAMS`.
-    fn args(&self, launch: &Launch, partial: Arg) -> [Arg; 38] {
+    fn args(&self, launch: &Launch, partial: Arg, counters: Arg) -> [Arg; 39] {
         let (cache, config) = (self.cache, self.config());
         // The parameters of a call that all kernels of attention have, in the order of `Call::args`.
         let call = self.call.args(self.buffers);
@@ -538,7 +567,7 @@ impl Job<'_> {
             } => (*batch, *block_size, 0, 0),
         };
         let part = if self.invariant { PART } else { 0 };
-        let mut args = [Arg::At(0); 38];
+        let mut args = [counters; 39];
         args[..4].copy_from_slice(&[call[0], call[1], call[2], partial]);
         args[4..8].copy_from_slice(&[cache.k, cache.v, cache.scales[0], cache.scales[1]]);
         args[8..13].copy_from_slice(&batch);
@@ -559,7 +588,7 @@ impl Job<'_> {
         args[22..31].copy_from_slice(&call[7..]);
         let [fewest, most] = launch.rows;
         let [slots, seq_slots] = launch.slots;
-        args[31..].copy_from_slice(
+        args[31..38].copy_from_slice(
             &[
                 launch.splits,
                 part,

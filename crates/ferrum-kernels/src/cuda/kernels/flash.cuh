@@ -23,11 +23,11 @@
         int seqs, int table_stride, int block_size, int kv_heads, int group, int key_dim, int value_dim, int tokens,       \
         int kv_len, int first_index, int64_t head_keys, int64_t q_token, int64_t q_head, int64_t out_token,                \
         int64_t out_head, float scale, float softcap, int causal, int window, int chunked, int splits, int part,           \
-        int row_tiles, int min_rows, int max_rows, int slots, int seq_slots
+        int row_tiles, int min_rows, int max_rows, int slots, int seq_slots, int *counters
 #define FLASH                                                                                                              \
     {out, q, sinks, partial, k, v, k_scales, v_scales, query_starts, kv_lens, tables, seqs, table_stride, block_size,      \
      kv_heads, group, key_dim, value_dim, tokens, kv_len, first_index, head_keys, q_token, q_head, out_token, out_head,    \
-     scale, softcap, causal, window, chunked, splits, part, row_tiles, min_rows, max_rows, slots, seq_slots}
+     scale, softcap, causal, window, chunked, splits, part, row_tiles, min_rows, max_rows, slots, seq_slots, counters}
 
 struct Flash {
     uint16_t* out;
@@ -51,6 +51,9 @@ struct Flash {
     int min_rows, max_rows;
     // Tokens whose parts are kept; each sequence has `seq_slots` of them, 0 where slots are the batch's tokens.
     int slots, seq_slots;
+    // A counter for each tile and kv head, zero before and after a launch: the last block of a tile joins its parts. Null where
+    // `flash_combine` does.
+    int* counters;
 };
 
 // ---- joining what parts of the keys gave -------------------------------------------------------------------------------------
@@ -75,6 +78,49 @@ __device__ __forceinline__ float last_factor(Stats all, const float* sinks, int 
     if (!sinks) return 1.0f / all.total;
     float sink = sinks[head] * LOG2E, top = fmaxf(all.top, sink), kept = exp2_approx(all.top - top);
     return kept / fmaf(all.total, kept, exp2_approx(sink - top));
+}
+
+__device__ __forceinline__ float* stats_of(float* partial, int splits, int64_t rows, int value_dim, int64_t part) {
+    return partial + splits * rows * value_dim + part * 2;
+}
+// The result of a row of `rows` by the first `parts` of `splits` parts of its keys, in their order: the work of a warp. ALL: also
+// parts without keys have sums, which are asked for before it is known whether they count.
+template <bool ALL>
+__device__ __forceinline__ void join_row(uint16_t* out, float* partial, int splits, int parts, int64_t rows, int64_t row,
+                                         int value_dim, const float* sinks, int head) {
+    // Parts that are asked for at once.
+    constexpr int TOGETHER = 8;
+    for (int d = threadIdx.x % 32 * 4; d < value_dim; d += 128) {
+        const float *stats = stats_of(partial, splits, rows, value_dim, row), *sums = partial + row * value_dim + d;
+        Stats total = {LOWEST, 0};
+        float sum[4] = {0, 0, 0, 0};
+        for (int first = 0; first < parts; first += TOGETHER) {
+            Stats part[TOGETHER];
+            uint4 x[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++, stats += rows * 2) {
+                part[i] = {LOWEST, 0};
+                if (first + i >= parts) continue;
+                uint2 both = load8(stats);
+                part[i] = {__uint_as_float(both.x), __uint_as_float(both.y)};
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++, sums += rows * value_dim)
+                if (ALL ? first + i < parts : part[i].total != 0) x[i] = load16(sums);
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                if (part[i].total == 0) continue;
+                float2 factors = join(total, part[i]);
+                sum[0] = joined(sum[0], __uint_as_float(x[i].x), factors);
+                sum[1] = joined(sum[1], __uint_as_float(x[i].y), factors);
+                sum[2] = joined(sum[2], __uint_as_float(x[i].z), factors);
+                sum[3] = joined(sum[3], __uint_as_float(x[i].w), factors);
+            }
+        }
+        float factor = last_factor(total, sinks, head);
+        store8(out + d,
+               make_uint2(Act::pack2(sum[0] * factor, sum[1] * factor), Act::pack2(sum[2] * factor, sum[3] * factor)));
+    }
 }
 
 // ---- tiles of keys and values ------------------------------------------------------------------------------------------------
@@ -381,22 +427,21 @@ struct Sums {
 
 // Where a block puts its rows. In memory for parts, the sums of all splits come first, then their statistics.
 struct Place {
-    int64_t token, part;
+    // `row` is the number of a row within a part.
+    int64_t token, row, part;
     int head;
     bool there;
-    __device__ __forceinline__ Place(const Flash& c, const Work& w, int row) {
-        int query = row / c.group, within = row % c.group;
+    __device__ __forceinline__ Place(const Flash& c, const Work& w, int index) {
+        int query = index / c.group, within = index % c.group;
         token = w.token + query;
         head = w.kv_head * c.group + within;
         // The split again, which is cheaper than to keep it.
         int64_t split = blockIdx.x % c.splits;
-        part = (split * c.slots + w.slot + query) * c.kv_heads * c.group + head;
-        there = row < w.rows;
+        row = int64_t(w.slot + query) * c.kv_heads * c.group + head;
+        part = split * c.slots * c.kv_heads * c.group + row;
+        there = index < w.rows;
     }
 };
-__device__ __forceinline__ float* stats_of(float* partial, int splits, int64_t rows, int value_dim, int64_t part) {
-    return partial + splits * rows * value_dim + part * 2;
-}
 
 // Calls `with(column, two elements)` for each pair of elements that this thread has of a row.
 template <int PAIRS, int WC, class WITH>
@@ -463,21 +508,22 @@ __device__ __forceinline__ void take_parts(const Flash& c, const Work& w, Sums<P
         sums.total[half * 2] = all.total;
     }
 }
-// The result, or a part for `flash_combine`.
+// The result of rows whose keys no other block has, or a part for those that join parts; `all`: with sums also of rows that see
+// none of its keys.
 template <int PAIRS, int WC>
-__device__ __forceinline__ void write_rows(const Flash& c, const Work& w, Sums<PAIRS>& sums, int wm, int wc) {
+__device__ __forceinline__ void write_rows(const Flash& c, const Work& w, Sums<PAIRS>& sums, bool alone, bool all, int wm,
+                                           int wc) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int lane = threadIdx.x % 32;
         Place place(c, w, w.row + wm * 16 + half * 8 + lane / 4);
         if (!place.there) continue;
         Stats stats = sums.stats(half);
-        if (c.splits > 1) {
+        if (!alone) {
             int64_t rows = int64_t(c.slots) * c.kv_heads * c.group;
             float* to = stats_of(c.partial, c.splits, rows, c.value_dim, place.part);
             if (lane % 4 == 0 && wc == 0) to[0] = stats.top, to[1] = stats.total;
-            // Nobody reads the sums of a part without keys.
-            if (stats.total == 0) continue;
+            if (stats.total == 0 && !all) continue;
             float* values = c.partial + place.part * c.value_dim;
             each_pair<PAIRS, WC>(sums, c.value_dim, wc, half, [&](int column, float& low, float& high) {
                 store8(values + column, make_uint2(__float_as_uint(low), __float_as_uint(high)));
@@ -489,6 +535,36 @@ __device__ __forceinline__ void write_rows(const Flash& c, const Work& w, Sums<P
                 *reinterpret_cast<uint32_t*>(to + column) = Act::pack2(low * factor, high * factor);
             });
         }
+    }
+}
+
+// Whether this block is the last to write its part of `parts` of a tile. True for one block of the tile, which sees all parts
+// then and has set the counter to zero for the next launch. `flag` is a word of shared memory that nobody uses any more behind
+// the next barrier.
+__device__ __forceinline__ bool is_last_part(const Flash& c, int parts, int* flag) {
+    // What this thread has written is there for other blocks before its block is counted.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int* counter = c.counters + blockIdx.x / c.splits;
+        bool last = atomicAdd(counter, 1) == parts - 1;
+        if (last) *counter = 0;
+        // Behind this, the block reads what others had written before they were counted.
+        __threadfence();
+        *flag = last;
+    }
+    __syncthreads();
+    return *flag;
+}
+// The result of a tile whose parts are written.
+template <int M, int WARPS>
+__device__ __forceinline__ void join_rows(const Flash& c, const Work& w, int parts) {
+    int end = min(w.row + M, w.rows);
+    for (int row = w.row + int(threadIdx.x) / 32; row < end; row += WARPS) {
+        Place place(c, w, row);
+        uint16_t* out = c.out + place.token * c.out_token + place.head * c.out_head;
+        int64_t rows = int64_t(c.slots) * c.kv_heads * c.group;
+        join_row<true>(out, c.partial, c.splits, parts, rows, place.row, c.value_dim, c.sinks, place.head);
     }
 }
 
@@ -511,19 +587,17 @@ __device__ __forceinline__ void finish_scores(float (&score)[KN][4], const Flash
         }
 }
 
-// Of the tiles from `begin` to before `end`, those of this block's split.
+// Of the tiles from `begin` to before `end`, those of this block's split. Returns how many of the first splits have all tiles, at
+// least one.
 template <int N>
-__device__ __forceinline__ void take_split(const Flash& c, const Work& w, int& begin, int& end) {
-    if (c.splits == 1) return;
-    if (c.part) {
-        begin = max(begin, w.split * (c.part / N));
-        end = min(end, (w.split + 1) * (c.part / N));
-    } else {
-        // A few tiles at least, or joining them costs more than they do.
-        int each = max((end - begin + c.splits - 1) / c.splits, 2);
-        begin += w.split * each;
-        end = min(end, begin + each);
-    }
+__device__ __forceinline__ int take_split(const Flash& c, const Work& w, int& begin, int& end) {
+    if (c.splits == 1) return 1;
+    // A few tiles at least, or joining them costs more than they do.
+    int first = c.part ? 0 : begin, each = c.part ? c.part / N : max((end - begin + c.splits - 1) / c.splits, 2);
+    int parts = min(max((end - first + each - 1) / each, 1), c.splits);
+    begin = max(begin, first + w.split * each);
+    end = min(end, first + (w.split + 1) * each);
+    return parts;
 }
 
 // The largest score of each of a thread's rows with a warp's keys; where warps share them, `tops` has it for the others.
@@ -604,7 +678,8 @@ template <class E, int WM, int WC, int PAIRS, int N, bool LATENT, bool AHEAD>
 __device__ __forceinline__ void flash(const Flash& c) {
     typedef Load<E> L;
     constexpr int M = WM * 16, THREADS = WM * WC * 32, KN = N / WC / 8;
-    constexpr bool HALF = L::HALF, SHARED = WC > 1;
+    // Tiles of many rows leave joining to `flash_combine`, which has more than one block for them.
+    constexpr bool HALF = L::HALF, SHARED = WC > 1, FEW = WM == 1;
     static_assert(!AHEAD || (SHARED && L::DIRECT && !LATENT), "tiles that are ahead are of few rows, and as they are");
     extern __shared__ uint4 shared[];
 
@@ -645,13 +720,16 @@ __device__ __forceinline__ void flash(const Flash& c) {
     int warp_end = 0;
     if (w.row + wm * 16 < w.rows)
         warp_end = visible(c, w.first + min(w.row + wm * 16 + 15, w.rows - 1) / c.group, w.keys).end;
-    take_split<N>(c, w, begin, end);
+    int parts = take_split<N>(c, w, begin, end);
+    bool joins = FEW && c.counters;
+    // Where blocks of this kernel join, those behind the last key have nothing to do.
+    if (joins && w.split >= parts) return;
 
     Source<E, N, THREADS> key_source(c.k, c.key_dim), value_source(c.v, c.value_dim);
-    auto find = [&](int tile) {
-        int slot = tile % 2;
-        for (int i = threadIdx.x; i < N; i += THREADS) {
-            int j = tile * N + i;
+    // Of a tile, or where two are on their way, also of the next with `two`.
+    auto find = [&](int tile, bool two = false) {
+        for (int n = threadIdx.x; n < (AHEAD && two ? 2 * N : N); n += THREADS) {
+            int j = tile * N + n, slot = AHEAD ? j / N % 2 : tile % 2, i = AHEAD ? j % N : n;
             int64_t vector = j >= first_key && j < end_key ? vector_of(c, w, j) : -1;
             vectors[slot * N + i] = vector;
             if (L::SCALED) {
@@ -668,26 +746,32 @@ __device__ __forceinline__ void flash(const Flash& c) {
     bool kept = false;
     int part_tiles = c.part && c.splits == 1 ? c.part / N : 0;
 
-    load_queries<HALF, M, WM * WC>(c, w, queries, key_stride, factors);
     auto start = [&](int tile) {
         int slot = tile % 2;
         key_source.begin(keys + slot * N * key_stride, raw, key_stride, vectors + slot * N);
         value_source.begin(values + slot * N * value_stride, raw, value_stride, vectors + slot * N);
     };
-    if (begin < end) find(begin);
-    if (AHEAD && begin + 1 < end) find(begin + 1);
-    __syncthreads();
+    auto take_queries = [&] {
+        load_queries<HALF, M, WM * WC>(c, w, queries, key_stride, factors);
+        __syncthreads();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
-        if (DIVIDES<HALF>) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
-    }
+        for (int half = 0; half < 2; half++) {
+            factor[half] = c.scale * (c.softcap > 0 ? 1.0f : LOG2E);
+            if (DIVIDES<HALF>) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
+        }
+    };
+    if (begin < end) find(begin, begin + 1 < end);
+    // A block of few rows has few tiles, so the time to the first counts: its copies begin before queries are loaded, which come
+    // from the second cache. Blocks of more rows have no registers for that.
+    if (FEW) __syncthreads();
+    else take_queries();
     if constexpr (AHEAD) {
         if (begin < end) start(begin);
         if (begin + 1 < end) start(begin + 1);
     } else if (begin < end) {
         key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
     }
+    if (FEW) take_queries();
 
     for (int tile = begin; tile < end; tile++) {
         int slot = tile % 2;
@@ -754,7 +838,8 @@ __device__ __forceinline__ void flash(const Flash& c) {
         }
     }
     if (kept) take_parts<PAIRS, WC>(c, w, sums, before + warp * 32, wm, wc);
-    write_rows<PAIRS, WC>(c, w, sums, wm, wc);
+    write_rows<PAIRS, WC>(c, w, sums, (joins ? parts : c.splits) == 1, joins, wm, wc);
+    if (joins && parts > 1 && is_last_part(c, parts, reinterpret_cast<int*>(shared))) join_rows<M, WM * WC>(c, w, parts);
 }
 
 // ---- kernels -------------------------------------------------------------------------------------------------------------------------
@@ -772,7 +857,7 @@ __device__ __forceinline__ void flash(const Flash& c) {
     FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, false, 4)
 #define FLASH_WIDE_KERNELS(NAME, E)                                                                                        \
     FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, false, 1)                                                   \
-    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, false, 3)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, false, 4)                                                   \
     FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, false, 2)
 // For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are, and
 // has no room for two tiles on their way.

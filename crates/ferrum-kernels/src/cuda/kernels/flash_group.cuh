@@ -332,7 +332,7 @@ __device__ __forceinline__ void flash_group(const Flash& c) {
         sums.total[half * 2] = total;
         sums.top[half] = rows.top[half];
     }
-    write_rows<PAIRS, 1>(c, w, sums, warp, 0);
+    write_rows<PAIRS, 1>(c, w, sums, c.splits == 1, false, warp, 0);
 }
 
 #define FLASH_GROUP_KERNEL(NAME, E, WIDTH)                                                                                 \
