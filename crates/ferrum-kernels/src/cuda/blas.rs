@@ -1,7 +1,7 @@
 //! Products with weights of the activations' 16-bit element through cuBLASLt, where its library is there.
 //!
-//! From [`MIN_ROWS`] rows on, a product is bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about
-//! 62 % on Hopper. NVIDIA's library has kernels with `wgmma` for them. It chooses one by the number of rows, so a row's bits
+//! Products of many rows are bound by the matrix units, of which the `mma.sync` of `tile.cuh` reaches about 62 % on Hopper;
+//! NVIDIA's library has kernels with `wgmma` for them, and from [`MIN_ROWS`] rows on some that read the weight faster. It chooses one by the number of rows, so a row's bits
 //! depend on its batch: a device that is `batch_invariant` makes these products in `tile.rs`, and so does a machine without
 //! the library. It is opened at run time, like the driver.
 
@@ -18,8 +18,9 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::{Arc, Mutex};
 
-/// Fewest rows of a product: with fewer, the weight's bytes bound it, and `tile.rs` reads them once.
-pub(super) const MIN_ROWS: usize = 128;
+/// Fewest rows of a product. With 17 to 64 the library reads weights at 70 to 92 % of the bandwidth of an H100, tiles of as many rows
+/// at half of that; fewer rows are what narrow tiles and `gemv.cu` are for.
+pub(super) const MIN_ROWS: usize = 17;
 
 /// Bytes that a kernel may use beside its operands, as PyTorch has it for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
