@@ -10,11 +10,13 @@
 template <class X, bool ADDS>
 __device__ __forceinline__ void rms_row(typename X::Stored* x, const Act::Stored* add, const float* weight, Act::Stored* out,
                                         int dim, float eps, float* scratch) {
-    wait_for_previous();
     bool wide = dim % 8 == 0;
     int runs = (dim + 7) / 8;
     float squares = 0;
     float kept[NORM_RUNS][8];
+    // The weight is there whatever runs before, and comes from memory: a step's other weights have passed through the caches since.
+    for (int run = threadIdx.x; run < runs; run += blockDim.x) prefetch(weight + run * 8);
+    wait_for_previous();
     auto take = [&](int at, float(&values)[8]) {
         x8<X>(x, at, dim, wide, values);
         if (ADDS) {

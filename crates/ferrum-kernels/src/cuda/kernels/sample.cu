@@ -91,10 +91,13 @@ __device__ float count_from(const Row& r, uint32_t least) {
     return block_sum(count, r.board->scratch);
 }
 
-// The largest in the order of keys, of equals the lowest index, that comes after another in that order.
-__device__ Best best_after(const Row& r, Best before) {
+// The largest in the order of keys, of equals the lowest index, that comes after another in that order. `nans` becomes how many of
+// this thread's are no numbers.
+__device__ Best best_after(const Row& r, Best before, float& nans) {
     Best best = {0, 0};
+    nans = 0;
     r.each_key([&](uint32_t key, uint32_t i) {
+        nans += key == 0 ? 1.0f : 0.0f;
         bool after = key < before.key || (key == before.key && i > before.index);
         if (after && key > best.key) best = {key, i};
     });
@@ -249,14 +252,15 @@ __device__ __forceinline__ uint32_t changed(const uint32_t* want, uint32_t bits,
 
 // What the model said, before anything is changed: its best key and the sum of weights, and the most likely tokens.
 __device__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, float& sum) {
-    Best none = {0xffffffffu, 0}, top = best_after(r, none), best = none;
+    float nans;
+    Best none = {0xffffffffu, 0}, top = best_after(r, none, nans), best = none;
     r.top_key = top.key;
     float temperature = r.temperature;
     r.temperature = 1;
     sum = mass_from(r, 0);
     r.temperature = temperature;
     for (uint32_t n = 1; n < wanted; n++) {
-        best = best_after(r, best);
+        best = best_after(r, best, nans);
         if (threadIdx.x == 0) {
             ranks[n] = best.key == 0 ? -1 : int(best.index);
             logprobs[n] = logprob(best.key, top.key, sum);
@@ -317,10 +321,9 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
     if (last_alone && lane == 0) logits[last] = changed(want, kept_last, 0, true, 1);
     __syncthreads();
     r.bent = true;
-    Best none = {0xffffffffu, 0}, best = best_after(r, none);
+    float nans;
+    Best none = {0xffffffffu, 0}, best = best_after(r, none, nans);
     r.top_key = best.key;
-    float nans = 0;
-    r.each_key([&](uint32_t key, uint32_t) { nans += key == 0 ? 1.0f : 0.0f; });
     nans = block_sum(nans, board.scratch);
     uint32_t token = want[0] != 0 ? draw(r, want) : best.index;
 
