@@ -131,6 +131,8 @@ struct Driver {
     CUresult sticky = SUCCESS;
     std::string message;
     int capability = 90;
+    // Shared memory that a block may ask for.
+    int block_shared = 227 << 10;
     uint64_t replays = 0;
     // How much work of the device has begun: each has its number.
     uint32_t work = 0;
@@ -385,8 +387,8 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         case 75: *value = capability / 10; break;
         case 76: *value = capability % 10; break;
         case 115: *value = 1; break;         // memory pools
-        case 81: *value = 228 << 10; break;  // of all blocks of a multiprocessor
-        case 97: *value = 227 << 10; break;  // shared memory of a block that asks for it
+        case 81: *value = driver().block_shared + (1 << 10); break;  // of all blocks of a multiprocessor
+        case 97: *value = driver().block_shared; break;              // shared memory of a block that asks for it
         default: return fail(INVALID_VALUE, "the emulator has no such attribute");
     }
     return SUCCESS;
@@ -432,6 +434,8 @@ uint64_t emulator_replays() {
 }
 // For tests of kernels that some devices have: the compute capability of all devices from here on, times ten.
 void emulator_set_capability(int capability) { driver().capability = capability; }
+// The shared memory that a block may ask for, before devices are opened.
+void emulator_set_block_shared(int bytes) { driver().block_shared = bytes; }
 // For tests of one process: how many devices there are.
 void emulator_set_devices(int count) {
     Locked lock;
@@ -758,7 +762,7 @@ CUresult cuFuncSetAttribute(Function* function, int attribute, int value) {
     NEEDS_CONTEXT;
     // Dynamic shared memory; a preference of how it is carved is taken without effect.
     if (attribute == 8) {
-        if (value > (227 << 10) - own_shared(*function))
+        if (value > driver().block_shared - own_shared(*function))
             return fail(INVALID_VALUE, function->name + ": more shared memory than a block may have");
         function->max_dynamic_shared = size_t(value);
     }

@@ -134,16 +134,12 @@ pub fn clear_error() {
 
 /// Makes the device one of this compute capability, for those that open it from here on; it begins as 9.0.
 pub fn set_capability((major, minor): (i32, i32)) {
-    let Some(Ok(libraries)) = LOADED.get() else {
-        return;
-    };
-    // SAFETY: in `cpp/driver.cpp`, the function with this name takes an `int` and returns nothing.
-    unsafe {
-        let set = libraries[0].get::<unsafe extern "C" fn(i32)>(b"emulator_set_capability\0");
-        if let Ok(set) = set {
-            set(10 * major + minor);
-        }
-    }
+    set(0, b"emulator_set_capability\0", 10 * major + minor);
+}
+
+/// Bytes of shared memory that a block may ask for, before devices are opened; it begins as 227 KiB.
+pub fn set_block_shared(bytes: i32) {
+    set(0, b"emulator_set_block_shared\0", bytes);
 }
 
 /// How many matrix products (GEMM) cuBLASLt has computed in this process.

@@ -78,6 +78,8 @@ sources! {
     TileE4m3 => "tile_e4m3.cu", false;
     Float8 => "float8.cu", false;
     Quant => "quant.cu", false;
+    QuantGemv => "quant_gemv.cu", false;
+    QuantPairs => "quant_pairs.cu", false;
     Moe => "moe.cu", false;
     Sample => "sample.cu", true;
     Collective => "collective.cu", false;
@@ -88,9 +90,8 @@ impl KernelFile {
     /// (programmatic dependent launch).
     pub(super) fn waits(self) -> bool {
         match self {
-            Self::Elementwise | Self::Norm | Self::Kv | Self::Gemv | Self::Quant | Self::Moe => {
-                true
-            }
+            Self::Elementwise | Self::Norm | Self::Kv | Self::Moe => true,
+            Self::Gemv | Self::Quant | Self::QuantGemv | Self::QuantPairs => true,
             Self::TileHalf | Self::TilePacked | Self::TileFloat8 | Self::Sample => true,
             Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
             Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
@@ -117,6 +118,7 @@ headers! {
     "flash_group.cuh",
     "float8.cuh",
     "packed.cuh",
+    "quant_gemv.cuh",
     "tile.cuh",
 }
 

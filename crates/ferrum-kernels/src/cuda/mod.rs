@@ -5,8 +5,8 @@
 //! and become infinite from 65520 on. With f32 nothing between two products is rounded, which is what tests compare with other
 //! implementations (`role.rs` says how kernels have all forms).
 //! Dense weights keep the precision of the file, quantised ones stay integers (`pack.rs` says how they lie). `tile.rs` says
-//! which kernel multiplies 16 bits with them: tensor cores, or for a few rows one that streams the weight. Activations of f32,
-//! and a few rows with quantised weights, take f32 sums and products of bytes.
+//! which kernel multiplies 16 bits with them: tiles on tensor cores, or for a few rows one that streams the weight. Activations of f32
+//! take f32 sums, and products of bytes with quantised weights.
 //!
 //! * `driver.rs`, `pool.rs`, `memory.rs`, `stream.rs` and `error.rs` are all that call the driver, whose library is opened
 //!   at run time; `compiler.rs` all that calls NVRTC.
@@ -49,6 +49,7 @@ mod norm;
 mod pack;
 mod pool;
 mod quant;
+mod quant_gemv;
 mod quant_kernels;
 mod quant_weight;
 mod role;
@@ -194,9 +195,9 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         products.saturating_add(collective::workspace_bytes(ranks))
     }
 
-    /// With activations of 16 bits, the number of rows decides which kernels run: a few rows are rounded to 8 bits for products
-    /// with quantised weights, many to FP8 for those with FP8 weights, and keys are parted among blocks by what fills the
-    /// device. `batch_invariant` leaves one order of sums.
+    /// With activations of 16 bits, the number of rows decides which kernels run: quantised weights are multiplied as they are with a few
+    /// rows and rounded to 16 bits for many, many rows are rounded to FP8 for products with FP8 weights, and keys are parted among
+    /// blocks by what fills the device. `batch_invariant` leaves one order of sums.
     fn batch_invariance(&self) -> BatchInvariance {
         if tile::is_for::<A>() && !self.batch_invariant() {
             let of_codes = match float8::multiplies_codes(self.capability()) {

@@ -7,6 +7,7 @@ use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
 use super::quant::{row_blocks, row_bytes};
+use super::quant_gemv::{self, GemvPairs};
 use super::quant_kernels::{kernels, weight_args};
 use super::quant_weight::{CudaQuantWeight, QuantSlab, is_native_layer};
 use super::role::{CudaAct, of_role};
@@ -120,6 +121,15 @@ fn tiled_product<A: CudaAct>(
     tile::pairs(ctx, op, (x, of), weight, (out, epilogue))
 }
 
+/// An activation as the kernels have it: its number, alpha and limit.
+fn gating(activation: ExpertActivation) -> (usize, f32, f32) {
+    match activation {
+        ExpertActivation::Silu => (1, 0.0, 0.0),
+        ExpertActivation::GeluTanh => (2, 0.0, 0.0),
+        ExpertActivation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
+    }
+}
+
 /// Gate and up by tiles: the second product takes the first, in f32, as the factor of its sums.
 fn tiled_gate_up<A: CudaAct>(
     ctx: &mut CudaContext<A>,
@@ -137,11 +147,7 @@ fn tiled_gate_up<A: CudaAct>(
     };
     let to = (gated, true, pairs);
     tiled_product(ctx, op, x, gate.matrices, routing, to, bias(gate))?;
-    let (activation, alpha, limit) = match activation {
-        ExpertActivation::Silu => (1, 0.0, 0.0),
-        ExpertActivation::GeluTanh => (2, 0.0, 0.0),
-        ExpertActivation::ClampedSwiglu { alpha, limit } => (3, alpha, limit),
-    };
+    let (activation, alpha, limit) = gating(activation);
     let epilogue = Epilogue {
         gate: Arg::At(gated),
         activation,
@@ -153,15 +159,32 @@ fn tiled_gate_up<A: CudaAct>(
     tiled_product(ctx, op, x, up.matrices, routing, to, epilogue)
 }
 
-/// `out[pair, n] = x · expert(pair)ᵀ`, where `pairs_per_row` pairs have a row of x; the caller has checked all arguments.
+/// Pairs of which `pairs_per_row` have a row of x, as `quant_gemv.rs` takes them.
+fn gemv_pairs<A: CudaAct>(
+    routing: &Routing<A>,
+    shape: ExpertShape,
+    (pairs, pairs_per_row): (usize, usize),
+) -> GemvPairs {
+    GemvPairs {
+        expert_ids: (&routing.expert_ids).into(),
+        ids: (&routing.sorted_pairs).into(),
+        pairs,
+        experts: shape.experts,
+        pairs_per_row,
+        n: shape.n,
+    }
+}
+
+/// `out[pair, n] = x · expert(pair)ᵀ + bias(pair)`, where `pairs_per_row` pairs have a row of x; the caller has checked all arguments.
 fn pair_product<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
     (x, pairs_per_row): (&CudaBuffer<A>, usize),
-    experts: &CudaExperts,
+    maps: ExpertProjection<'_, CudaBackend<A>>,
     routing: &Routing<A>,
-    (out, pairs): (Arg, usize),
+    (out, pairs): (u64, usize),
 ) -> Result<()> {
+    let experts = maps.matrices;
     let ExpertShape {
         experts: count,
         n,
@@ -179,7 +202,7 @@ fn pair_product<A: CudaAct>(
                 SrcDtype::BF16 => "moe_gemm_bf16",
             };
             let args = [
-                out,
+                Arg::At(out),
                 x.into(),
                 Arg::At(slab.memory.at),
                 of_pair,
@@ -191,35 +214,46 @@ fn pair_product<A: CudaAct>(
                 ends[1],
                 ends[2],
             ];
-            ctx.launch(op, (KernelFile::Gemm, kernel), grid, args)
+            ctx.launch(op, (KernelFile::Gemm, kernel), grid, args)?;
         }
         QuantSlab::Float8(slab) => {
             let mut args = [Arg::At(0); 14];
-            args[..2].copy_from_slice(&[out, x.into()]);
+            args[..2].copy_from_slice(&[Arg::At(out), x.into()]);
             args[2..7].copy_from_slice(&slab.args());
             args[7..11].copy_from_slice(&[of_pair, ids, Arg::Int(pairs), Arg::Int(k)]);
             args[11..].copy_from_slice(&ends);
-            ctx.launch(op, (KernelFile::Float8, "float8_moe"), grid, args)
+            ctx.launch(op, (KernelFile::Float8, "float8_moe"), grid, args)?;
+        }
+        QuantSlab::Packed(slab) if tile::is_for::<A>() => {
+            let rows = TileRows::of(x, pairs / pairs_per_row.max(1), k);
+            let of = gemv_pairs(routing, experts.shape, (pairs, pairs_per_row));
+            return quant_gemv::pairs(ctx, op, rows, of, (slab, maps.bias.into()), out);
         }
         QuantSlab::Packed(slab) => {
             let blocks = row_blocks(ctx, n, pairs);
-            let mut args = [Arg::At(0); 18];
-            args[..2].copy_from_slice(&[out, x.into()]);
-            args[2..9].copy_from_slice(&weight_args(slab));
-            args[9..14].copy_from_slice(&[
+            let mut args = [Arg::At(0); 17];
+            args[..2].copy_from_slice(&[Arg::At(out), x.into()]);
+            args[2..8].copy_from_slice(&weight_args(slab));
+            args[8..13].copy_from_slice(&[
                 of_pair,
                 ids,
                 Arg::Int(pairs),
                 Arg::Int(k),
-                Arg::Int(k.div_ceil(32)),
+                Arg::Int(slab.groups),
             ]);
-            args[14..17].copy_from_slice(&ends);
-            args[17] = Arg::Int(blocks);
-            let grid = (elements(op, &[pairs, blocks])?, grid.1, row_bytes(k));
-            let kernel = kernels(slab.format.bits).experts;
-            ctx.launch(op, (KernelFile::Quant, kernel), grid, args)
+            args[13..16].copy_from_slice(&ends);
+            args[16] = Arg::Int(blocks);
+            let grid = (
+                elements(op, &[pairs, blocks])?,
+                grid.1,
+                row_bytes(slab.groups),
+            );
+            let kernel = kernels(slab.format).experts;
+            ctx.launch(op, (KernelFile::Quant, kernel), grid, args)?;
         }
     }
+    let total = elements(op, &[pairs, n])?;
+    add_bias(ctx, op, maps, routing, (Arg::At(out), total))
 }
 
 /// `out[pair, :] += bias(pair)` of `total` products, if the experts have biases; the caller has checked all arguments.
@@ -359,9 +393,8 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             };
             return tiled_product(ctx, OP, x, experts.matrices, routing, to, epilogue);
         }
-        let to = ((&mut *out).into(), lens.pairs);
-        pair_product(ctx, OP, (x, pairs_per_row), experts.matrices, routing, to)?;
-        add_bias(ctx, OP, experts, routing, (out.into(), lens.out))
+        let to = (out.at(0), lens.pairs);
+        pair_product(ctx, OP, (x, pairs_per_row), experts, routing, to)
     }
 
     fn moe_gate_up(
@@ -382,20 +415,22 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             let (of, to) = ((activation, routing), (out.at(0), lens.pairs));
             return tiled_gate_up(ctx, OP, (x, shape.top_k), [gate, up], of, to);
         }
+        if let (QuantSlab::Packed(a), QuantSlab::Packed(b)) =
+            (&gate.matrices.slab, &up.matrices.slab)
+            && tile::is_for::<A>()
+            && quant_gemv::takes_gated(a, b)
+        {
+            let shape_of = gate.matrices.shape;
+            let rows = TileRows::of(x, shape.tokens, shape_of.k);
+            let of = gemv_pairs(routing, shape_of, (lens.pairs, shape.top_k));
+            let maps = [(a, gate.bias.into()), (b, up.bias.into())];
+            let to = (gating(activation), out.at(0));
+            return quant_gemv::gated_pairs(ctx, OP, rows, of, maps, to);
+        }
         let x = (x, shape.top_k);
         let gated = ctx.second_scratch(lens.out.saturating_mul(size_of::<A>()))?;
-        pair_product(
-            ctx,
-            OP,
-            x,
-            gate.matrices,
-            routing,
-            (Arg::At(gated), lens.pairs),
-        )?;
-        add_bias(ctx, OP, gate, routing, (Arg::At(gated), lens.out))?;
-        let to = ((&mut *out).into(), lens.pairs);
-        pair_product(ctx, OP, x, up.matrices, routing, to)?;
-        add_bias(ctx, OP, up, routing, ((&mut *out).into(), lens.out))?;
+        pair_product(ctx, OP, x, gate, routing, (gated, lens.pairs))?;
+        pair_product(ctx, OP, x, up, routing, (out.at(0), lens.pairs))?;
         let (alpha, limit) = match activation {
             ExpertActivation::Silu => (0.0, 0.0),
             ExpertActivation::GeluTanh => {

@@ -1,6 +1,6 @@
-//! Quantised weights as the kernels take them: planes of codes and scales, made of any format once, at load.
+//! Quantised weights as the kernels take them: tiles of codes and scales, made of any format once, at load.
 //!
-//! What the planes are says `kernels/quant.cu`. A [`Source`] is a part of a projection whose numbers are integers with
+//! What a tile is says `kernels/packed.cuh`. A [`Source`] is a part of a projection whose numbers are integers with
 //! scales; parts of one [`Format`] (and one order of inputs) become one [`PackedSlab`].
 
 use super::context::CudaContext;
@@ -27,11 +27,18 @@ pub(super) struct Format {
     pub(super) zero: usize,
     /// 1: those of IQ4, 2: those of MXFP4.
     pub(super) table: usize,
-    /// Scales of sixteen numbers below one of 256.
+    /// Scales of 16 or 32 numbers below one of 256.
     pub(super) nested: bool,
-    /// Whether flat scales have something to add beside them.
-    pub(super) has_min: bool,
+    /// Groups that share a flat scale with something to add beside it, 1 or 4; 0 where scales have nothing beside them.
+    pub(super) min_groups: usize,
 }
+
+/// Rows and groups of a tile, whose bytes lie beside each other.
+pub(super) const STRIP: usize = 16;
+pub(super) const STRETCH: usize = 8;
+
+/// Groups that share a flat scale and its minimum where a layer's scales are of as many numbers.
+const SHARED: usize = 4;
 
 impl Format {
     /// Of a type of blocks; none where it is not made of integers.
@@ -47,35 +54,50 @@ impl Format {
             zero,
             table,
             nested: ty.block_len() == SUPER,
-            has_min: matches!(ty, GgufQuantType::Q4_1 | GgufQuantType::Q5_1),
+            min_groups: usize::from(matches!(ty, GgufQuantType::Q4_1 | GgufQuantType::Q5_1)),
         })
     }
 
-    /// Bytes of a group's lower bits, upper bits, and scales of sixteen.
-    fn group_bytes(self) -> [usize; 3] {
-        let low = if self.bits < 4 { 8 } else { 16 };
-        let high = match self.bits {
-            3 | 5 => 4,
-            6 => 8,
-            8 => 16,
-            _ => 0,
-        };
-        [low, high, if self.nested { 4 } else { 0 }]
+    /// Whether a group has one nested scale, not one for each half.
+    fn shares_sub(self) -> bool {
+        matches!(self.bits, 4 | 5)
     }
 
-    /// f32 of scales in a row.
-    fn row_scales(self, groups: usize) -> usize {
-        match (self.nested, self.has_min) {
-            (true, _) => 2 * groups.div_ceil(SUPER / GROUP),
-            (false, true) => 2 * groups,
-            (false, false) => groups,
+    /// Pieces of 16 bytes of a tile's row in the planes of lower and of upper bits. Each is two bytes of a group.
+    fn pieces(self) -> [usize; 2] {
+        let low = if self.bits < 4 { 4 } else { 8 };
+        let high = match self.bits {
+            3 | 5 => 2,
+            6 => 4,
+            8 => 8,
+            _ => 0,
+        };
+        [low, high]
+    }
+
+    /// Bytes of the codes of a tile.
+    pub(super) fn code_bytes(self) -> usize {
+        let [low, high] = self.pieces();
+        STRIP * 16 * (low + high)
+    }
+
+    /// Bytes of a group's nested scales.
+    fn sub_bytes(self) -> usize {
+        match (self.nested, self.shares_sub()) {
+            (false, _) => 0,
+            (true, true) => 2,
+            (true, false) => 4,
         }
     }
 
-    /// Bytes of a row in each of the four planes.
-    fn row_bytes(self, groups: usize) -> [usize; 4] {
-        let [low, high, subs] = self.group_bytes().map(|bytes| bytes * groups);
-        [low, high, subs, 4 * self.row_scales(groups)]
+    /// Bytes of a tile.
+    pub(super) fn tile_bytes(self) -> usize {
+        let scales = match (self.nested, self.min_groups) {
+            (true, _) => STRETCH * self.sub_bytes() + 8,
+            (false, 0) => STRETCH * 4,
+            (false, shared) => STRETCH / shared * 8,
+        };
+        self.code_bytes() + STRIP * scales
     }
 }
 
@@ -84,6 +106,7 @@ pub(super) enum Source<'a> {
     Blocks(GgufRows<'a>, Format),
     Layer {
         layer: GroupParams,
+        format: Format,
         codes: PackedCodes<'a>,
         /// The input features in the order of their groups, where that is another.
         order: Option<Vec<u32>>,
@@ -110,8 +133,19 @@ impl<'a> Source<'a> {
             return Err(Error::invalid(op, reason));
         }
         let order = group_order(&layer.group_of_input);
+        let format = Format {
+            bits: layer.bits,
+            zero: 0,
+            table: 0,
+            nested: false,
+            min_groups: match fours_share(&layer, order.as_deref()) {
+                true => SHARED,
+                false => 1,
+            },
+        };
         Ok(Some(Self::Layer {
             layer,
+            format,
             codes,
             order,
         }))
@@ -119,14 +153,7 @@ impl<'a> Source<'a> {
 
     pub(super) fn format(&self) -> Format {
         match self {
-            Self::Blocks(_, format) => *format,
-            Self::Layer { layer, .. } => Format {
-                bits: layer.bits,
-                zero: 0,
-                table: 0,
-                nested: false,
-                has_min: true,
-            },
+            Self::Blocks(_, format) | Self::Layer { format, .. } => *format,
         }
     }
 
@@ -149,21 +176,18 @@ impl<'a> Source<'a> {
         self.format() == other.format() && self.order() == other.order()
     }
 
-    /// Writes a row to its place in the planes.
+    /// Writes row `row` to the strip that it is row `at` of.
     fn fill(
         &self,
         op: &'static str,
         row: usize,
         cols: usize,
-        planes: [&mut [u8]; 4],
+        to: (&mut [u8], usize),
     ) -> Result<()> {
-        let [low, high, subs, scales] = planes;
-        let mut to = Planes {
+        let mut to = PackedRow {
             format: self.format(),
-            low,
-            high,
-            subs,
-            scales,
+            strip: to.0,
+            row: to.1,
         };
         match self {
             Self::Blocks(part, _) => fill_blocks(op, part, row, cols, &mut to),
@@ -171,6 +195,7 @@ impl<'a> Source<'a> {
                 layer,
                 codes,
                 order,
+                ..
             } => {
                 fill_layer(layer, codes, order.as_deref(), row, &mut to);
                 Ok(())
@@ -179,43 +204,90 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A row that is packed.
-struct Planes<'a> {
+/// A row of a strip of tiles.
+struct PackedRow<'a> {
     format: Format,
-    low: &'a mut [u8],
-    high: &'a mut [u8],
-    subs: &'a mut [u8],
-    scales: &'a mut [u8],
+    strip: &'a mut [u8],
+    row: usize,
 }
 
-impl Planes<'_> {
-    fn scale(&mut self, index: usize, value: f32) {
-        self.scales[4 * index..][..4].copy_from_slice(&value.to_le_bytes());
+impl PackedRow<'_> {
+    /// The scales of the tile that a group is in.
+    fn scales(&mut self, group: usize) -> &mut [u8] {
+        let tile = self.format.tile_bytes();
+        let tile = &mut self.strip[group / STRETCH * tile..][..tile];
+        &mut tile[self.format.code_bytes()..]
     }
 
-    /// The codes of group `group`, four to a word.
+    /// The scale of a group, or of those that share it, and the minimum that its format has.
+    fn scale(&mut self, group: usize, scale: f32, minimum: f32) {
+        let Format {
+            nested, min_groups, ..
+        } = self.format;
+        let (row, at) = (self.row, group % STRETCH);
+        let pair: [u8; 8] = bytemuck::cast([scale.to_le_bytes(), minimum.to_le_bytes()]);
+        let subs = STRIP * STRETCH * self.format.sub_bytes();
+        let scales = self.scales(group);
+        match (nested, min_groups) {
+            (true, _) => scales[subs + 8 * row..][..8].copy_from_slice(&pair),
+            (false, 0) => scales[4 * (row * STRETCH + at)..][..4].copy_from_slice(&pair[..4]),
+            (false, shared) => {
+                let at = (row * STRETCH + at) / shared;
+                scales[8 * at..][..8].copy_from_slice(&pair);
+            }
+        }
+    }
+
+    /// The nested scales and minimums of a group's halves.
+    fn subs(&mut self, group: usize, halves: [[u8; 2]; 2]) {
+        let bytes: [u8; 4] = bytemuck::cast(halves);
+        let len = self.format.sub_bytes();
+        let at = len * (self.row * STRETCH + group % STRETCH);
+        self.scales(group)[at..][..len].copy_from_slice(&bytes[..len]);
+    }
+
+    /// The codes of a group, four to a word.
     fn codes(&mut self, group: usize, codes: &[u8; GROUP]) {
-        let [low, high, _] = self.format.group_bytes();
         let bits = self.format.bits;
         let (mut lower, mut upper) = ([0u32; 4], [0u32; 4]);
         for (i, four) in codes.as_chunks::<4>().0.iter().enumerate() {
-            let four = u32::from_le_bytes(*four);
+            // As `byte_of` in `kernels/packed.cuh` has them.
+            let four = u32::from_le_bytes([four[0], four[2], four[1], four[3]]);
+            // Those of four numbers, and behind them those of the four that come 16 later.
+            let (at, behind) = (i % 4, i / 4);
+            let of_two_bits = 4 * (at % 2) + 2 * behind;
             match bits {
-                2 | 3 => lower[i / 4] |= (four & 0x0303_0303) << (2 * (i % 4)),
-                _ => lower[i / 2] |= (four & 0x0f0f_0f0f) << (4 * (i % 2)),
+                2 | 3 => lower[at / 2] |= (four & 0x0303_0303) << of_two_bits,
+                _ => lower[at] |= (four & 0x0f0f_0f0f) << (4 * behind),
             }
             match bits {
-                3 => upper[0] |= ((four >> 2) & 0x0101_0101) << i,
-                5 => upper[0] |= ((four >> 4) & 0x0101_0101) << i,
-                6 => upper[i / 4] |= ((four >> 4) & 0x0303_0303) << (2 * (i % 4)),
-                8 => upper[i / 2] |= ((four >> 4) & 0x0f0f_0f0f) << (4 * (i % 2)),
+                3 => upper[0] |= ((four >> 2) & 0x0101_0101) << (2 * at + behind),
+                5 => upper[0] |= ((four >> 4) & 0x0101_0101) << (2 * at + behind),
+                6 => upper[at / 2] |= ((four >> 4) & 0x0303_0303) << of_two_bits,
+                8 => upper[at] |= ((four >> 4) & 0x0f0f_0f0f) << (4 * behind),
                 _ => {}
             }
         }
-        let bytes = |words: [u32; 4]| -> [u8; 16] { bytemuck::cast(words.map(u32::to_le_bytes)) };
-        self.low[group * low..][..low].copy_from_slice(&bytes(lower)[..low]);
-        self.high[group * high..][..high].copy_from_slice(&bytes(upper)[..high]);
+        let tile = group / STRETCH * self.format.tile_bytes();
+        let [low, high] = self.format.pieces();
+        for (start, pieces, words) in [(0, low, lower), (STRIP * 16 * low, high, upper)] {
+            let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
+            let at = tile + start + place_in_plane(pieces, self.row, group % STRETCH);
+            self.strip[at..][..2 * pieces].copy_from_slice(&bytes[..2 * pieces]);
+        }
     }
+}
+
+/// Where group `group` of a tile's row lies in a plane: `group_offset` of `kernels/packed.cuh`.
+fn place_in_plane(pieces: usize, row: usize, group: usize) -> usize {
+    let flip = match pieces {
+        8 => row % 8,
+        4 => row / 2 % 4,
+        2 => row / 4 % 2,
+        _ => return 0,
+    };
+    let of_a_piece = 8 / pieces;
+    (row * pieces + ((group / of_a_piece) ^ flip)) * 16 + group % of_a_piece * 2 * pieces
 }
 
 fn fill_blocks(
@@ -223,7 +295,7 @@ fn fill_blocks(
     part: &GgufRows<'_>,
     row: usize,
     cols: usize,
-    to: &mut Planes<'_>,
+    to: &mut PackedRow<'_>,
 ) -> Result<()> {
     let len = part.ty.block_len();
     let bytes = part.row(row, cols / len * part.ty.block_bytes());
@@ -239,22 +311,24 @@ fn fill_blocks(
                     let at = i * (GROUP / SUB) + half;
                     [block.scales[at].cast_unsigned(), block.minimums[at]]
                 };
-                to.subs[4 * group..][..4].copy_from_slice(&[sub(0), sub(1)].concat());
+                to.subs(group, [sub(0), sub(1)]);
             }
         }
-        match (to.format.nested, to.format.has_min) {
-            (true, _) => {
-                to.scale(2 * number, block.d);
-                to.scale(2 * number + 1, block.dmin);
-            }
-            (false, true) => {
-                to.scale(2 * number, block.d);
-                to.scale(2 * number + 1, -block.dmin);
-            }
-            (false, false) => to.scale(number, block.d),
-        }
+        // What nested minimums are taken off with is added where they are flat.
+        let minimum = if to.format.nested {
+            block.dmin
+        } else {
+            -block.dmin
+        };
+        to.scale(number * (len / GROUP), block.d, minimum);
     }
     Ok(())
+}
+
+/// Whether each four groups of inputs, in this order, have one scale.
+fn fours_share(layer: &GroupParams, order: Option<&[u32]>) -> bool {
+    let group = |i: usize| layer.group_of_input[order.map_or(i, |order| order[i] as usize)];
+    (0..layer.in_features).all(|i| group(i) == group(i - i % (SHARED * GROUP)))
 }
 
 fn fill_layer(
@@ -262,7 +336,7 @@ fn fill_layer(
     codes: &PackedCodes<'_>,
     order: Option<&[u32]>,
     row: usize,
-    to: &mut Planes<'_>,
+    to: &mut PackedRow<'_>,
 ) {
     // Codes of eight bits are signed bytes to the kernels.
     let (flip, middle) = if layer.bits == 8 {
@@ -280,8 +354,7 @@ fn fill_layer(
         to.codes(group, &of_group);
         let at = layer.group_of_input[input(first)] * layer.out_features + row;
         let (scale, zero) = (layer.scales[at], f32::from(layer.zeros[at]));
-        to.scale(2 * group, scale);
-        to.scale(2 * group + 1, scale * (middle - zero));
+        to.scale(group, scale, scale * (middle - zero));
     }
 }
 
@@ -290,18 +363,17 @@ pub(super) struct PackedSlab {
     pub(super) format: Format,
     pub(super) first_row: usize,
     pub(super) rows: usize,
+    /// Groups of a row, those behind its numbers included.
+    pub(super) groups: usize,
     /// Which input comes at which place, where that is another order.
     pub(super) order: Option<Memory>,
     memory: Memory,
-    /// Where each plane begins.
-    starts: [u64; 4],
 }
 
 impl PackedSlab {
-    /// Lower bits, upper bits, scales of sixteen (null where there are none), scales.
-    pub(super) fn planes(&self) -> [u64; 4] {
-        let [low, high, subs, scales] = self.starts.map(|start| self.memory.at + start);
-        [low, high, if self.format.nested { subs } else { 0 }, scales]
+    /// Where its tiles are.
+    pub(super) fn at(&self) -> u64 {
+        self.memory.at
     }
 
     /// Packs sources that are like each other.
@@ -313,14 +385,10 @@ impl PackedSlab {
     ) -> Result<Self> {
         let format = sources[0].format();
         let rows: usize = sources.iter().map(Source::rows).sum();
-        let row_bytes = format.row_bytes(cols.div_ceil(GROUP));
-        let (mut starts, mut end) = ([0u64; 4], 0);
-        for (start, bytes) in starts.iter_mut().zip(row_bytes) {
-            *start = end as u64;
-            let plane = check::elements(op, &[rows, bytes])?;
-            end = (end + plane).next_multiple_of(256);
-        }
-        let memory = Memory::new(&ctx.shared().driver, end)?;
+        let stretches = cols.div_ceil(GROUP * STRETCH);
+        let strip_bytes = check::elements(op, &[stretches, format.tile_bytes()])?;
+        let bytes = check::elements(op, &[rows.div_ceil(STRIP), strip_bytes])?;
+        let memory = Memory::new(&ctx.shared().driver, bytes)?;
         let order = sources[0].order().map(|order| {
             let order_memory = Memory::new(&ctx.shared().driver, 4 * order.len())?;
             ctx.upload(op, order_memory.at, bytemuck::cast_slice(order))?;
@@ -330,66 +398,59 @@ impl PackedSlab {
             format,
             first_row,
             rows,
+            groups: stretches * STRETCH,
             order: order.transpose()?,
             memory,
-            starts,
         };
         let all: Vec<(&Source<'_>, usize)> = sources
             .iter()
             .flat_map(|source| (0..source.rows()).map(move |row| (source, row)))
             .collect();
-        let at_once = (STAGED / cols.max(1)).max(1);
+        let of_strip = STRIP * STRETCH * GROUP * stretches.max(1);
+        let at_once = (STAGED / of_strip).max(1) * STRIP;
         for (number, some) in all.chunks(at_once).enumerate() {
-            let mut to = [(slab.memory.at, 0); 4];
-            for (((at, bytes), start), of_row) in to.iter_mut().zip(slab.starts).zip(row_bytes) {
-                *at += start + (number * at_once * of_row) as u64;
-                *bytes = some.len() * of_row;
-            }
-            ctx.upload_with(op, &to, |staged| pack(op, some, cols, row_bytes, staged))?;
+            let first = number * (at_once / STRIP) * strip_bytes;
+            let to = [(
+                slab.memory.at + first as u64,
+                some.len().div_ceil(STRIP) * strip_bytes,
+            )];
+            ctx.upload_with(op, &to, |staged| pack(op, some, cols, strip_bytes, staged))?;
         }
         Ok(slab)
     }
 }
 
-/// Writes the planes of some rows one after the other, by all threads; each of their bytes is written.
+/// Writes the tiles of some rows, the strips by all threads; each of their bytes is written.
 fn pack(
     op: &'static str,
     rows: &[(&Source<'_>, usize)],
     cols: usize,
-    row_bytes: [usize; 4],
-    planes: &mut [u8],
+    strip_bytes: usize,
+    strips: &mut [u8],
 ) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = rows.len().div_ceil(threads).max(1);
-    let mut rest = planes;
-    let mut planes = row_bytes.map(|bytes| split(&mut rest, bytes * rows.len()));
-    std::thread::scope(|scope| {
-        let mut jobs = Vec::new();
-        for some in rows.chunks(share) {
-            let mut mine: [&mut [u8]; 4] = Default::default();
-            for ((mine, plane), bytes) in mine.iter_mut().zip(&mut planes).zip(row_bytes) {
-                *mine = split(plane, bytes * some.len());
+    let share = rows.len().div_ceil(STRIP).div_ceil(threads).max(1);
+    let fill = |rows: &[(&Source<'_>, usize)], strips: &mut [u8]| {
+        for (rows, strip) in rows.chunks(STRIP).zip(strips.chunks_mut(strip_bytes)) {
+            // Zeros behind the last row and the last number.
+            if rows.len() < STRIP || !cols.is_multiple_of(GROUP * STRETCH) {
+                strip.fill(0);
             }
-            jobs.push(scope.spawn(move || {
-                for (source, row) in some {
-                    let mut bytes = row_bytes.into_iter();
-                    let of_row = mine
-                        .each_mut()
-                        .map(|plane| split(plane, bytes.next().unwrap_or_default()));
-                    source.fill(op, *row, cols, of_row)?;
-                }
-                Ok(())
-            }));
+            for (at, (source, row)) in rows.iter().enumerate() {
+                source.fill(op, *row, cols, (strip, at))?;
+            }
         }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let parts = rows
+            .chunks(share * STRIP)
+            .zip(strips.chunks_mut(share * strip_bytes));
+        let jobs: Vec<_> = parts
+            .map(|(rows, strips)| scope.spawn(move || fill(rows, strips)))
+            .collect();
         let panicked = |_| Error::invalid(op, "a thread that packs weights panicked");
         jobs.into_iter()
             .try_for_each(|job| job.join().map_err(panicked)?)
     })
-}
-
-/// Takes the first `len` bytes off a slice.
-fn split<'a>(rest: &mut &'a mut [u8], len: usize) -> &'a mut [u8] {
-    let (first, behind) = std::mem::take(rest).split_at_mut(len);
-    *rest = behind;
-    first
 }

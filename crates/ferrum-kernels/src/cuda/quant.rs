@@ -1,9 +1,8 @@
 //! Products with quantised weights: ggml blocks, and layers of quantised checkpoints, FP8 (`float8.rs`) among them.
 //! `quant_weight.rs` loads them.
 //!
-//! Activations become codes of 8 bits with a scale for each 32 numbers, each row by itself; products are sums of integers,
-//! and the f32 sums over groups have one order. So a row has the same bits alone and among many. More than a few rows of
-//! 16 bits are multiplied by tiles instead, for which the weight becomes of their element as it is loaded, and many by NVIDIA's library (`tile.rs`).
+//! Activations of 16 bits are multiplied as they are (`tile.rs`). Those of f32 become codes of 8 bits with a scale for each 32 numbers, each row by
+//! itself; products are sums of integers, and the f32 sums over groups have one order. So a row has the same bits alone and among many.
 
 use super::CudaBackend;
 use super::buffer::CudaBuffer;
@@ -31,9 +30,8 @@ fn quantise<A: CudaAct>(
     op: &'static str,
     x: &CudaBuffer<A>,
     order: Arg,
-    (rows, k): (usize, usize),
+    (rows, k, groups): (usize, usize, usize),
 ) -> Result<Codes> {
-    let groups = k.div_ceil(32);
     let all = elements(op, &[rows, groups])?;
     // Codes, then a scale and two sums for each group.
     let at = ctx.scratch(elements(op, &[all, 32 + 4 + 8])?)?;
@@ -49,9 +47,8 @@ fn quantise<A: CudaAct>(
 /// Blocks that a multiprocessor has at once, of kernels that make codes themselves.
 const ROW_BLOCKS: usize = 4;
 
-/// Bytes of the codes, sums and scales of a row of `k`.
-pub(super) fn row_bytes(k: usize) -> usize {
-    let groups = k.div_ceil(32);
+/// Bytes of the codes, sums and scales of a row.
+pub(super) fn row_bytes(groups: usize) -> usize {
     32 * groups + groups.div_ceil(2) * 16 + 4 * groups
 }
 
@@ -70,7 +67,7 @@ fn float8_product<A: CudaAct, T: FloatElement>(
     out: &mut CudaBuffer<T>,
     GemmShape { rows, n, k }: GemmShape,
 ) -> Result<()> {
-    if tile::takes_product(ctx, rows) {
+    if tile::takes_float8(ctx, rows) {
         let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
         let weight = TileWeight::Float8(slab);
         return tile::product(ctx, op, TileRows::of(x, rows, k), weight, out);
@@ -124,7 +121,7 @@ fn product<A: CudaAct, T: FloatElement>(
             }
             QuantSlab::Packed(slab) => slab,
         };
-        if tile::takes_product(ctx, rows) {
+        if tile::is_for::<A>() {
             let out = TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?;
             let weight = TileWeight::Packed(slab);
             tile::product(ctx, op, TileRows::of(x, rows, k), weight, out)?;
@@ -132,27 +129,28 @@ fn product<A: CudaAct, T: FloatElement>(
         }
         let codes = match (&slab.order, plain) {
             (None, Some(codes)) => codes,
-            (None, None) => *plain.insert(quantise(ctx, op, x, Arg::At(0), (rows, k))?),
+            (None, None) => {
+                *plain.insert(quantise(ctx, op, x, Arg::At(0), (rows, k, slab.groups))?)
+            }
             (Some(order), _) => {
                 plain = None;
-                quantise(ctx, op, x, Arg::At(order.at), (rows, k))?
+                quantise(ctx, op, x, Arg::At(order.at), (rows, k, slab.groups))?
             }
         };
         let (kernel, tile) = row_tile(rows);
         let blocks = elements(op, &[slab.rows.div_ceil(COLUMNS), rows.div_ceil(tile)])?;
-        let mut args = [Arg::At(0); 16];
-        args[0] = (&mut *out).into();
+        let mut args = [Arg::At(0); 15];
+        args[0] = Arg::At(TileOut::of::<A, T>(op, out, (slab.first_row, slab.rows, n))?.at);
         args[1..4].copy_from_slice(&codes.0);
-        args[4..11].copy_from_slice(&weight_args(slab));
-        args[11..].copy_from_slice(&[
+        args[4..10].copy_from_slice(&weight_args(slab));
+        args[10..].copy_from_slice(&[
             Arg::Int(rows),
-            Arg::Int(k.div_ceil(32)),
+            Arg::Int(slab.groups),
             Arg::Int(slab.rows),
             Arg::Long(slab.first_row),
             Arg::Long(n),
         ]);
-        let kernel = kernels(slab.format.bits).products[kernel];
-        let kernel = (KernelFile::Quant, of_role::<A, T>(op, kernel)?);
+        let kernel = (KernelFile::Quant, kernels(slab.format).products[kernel]);
         ctx.launch(op, kernel, (blocks, 32 * COLUMNS as u32, 0), args)?;
     }
     Ok(())
@@ -203,12 +201,12 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
                 // Parts of GGUF files become none.
                 QuantSlab::Float8(_) => return Err(Error::invalid(OP, "the table is FP8")),
             };
-            let groups = shape.dim.div_ceil(32);
+            let groups = slab.groups;
             let each = elements(OP, &[shape.rows, groups])?;
-            let mut args = [Arg::At(0); 16];
+            let mut args = [Arg::At(0); 15];
             args[..2].copy_from_slice(&[(&mut *out).into(), ids.into()]);
-            args[2..9].copy_from_slice(&weight_args(slab));
-            args[9..].copy_from_slice(&[
+            args[2..8].copy_from_slice(&weight_args(slab));
+            args[8..].copy_from_slice(&[
                 Arg::Long(each),
                 Arg::Int(groups),
                 Arg::Long(shape.dim),
@@ -217,7 +215,7 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
                 Arg::Int(table.rows),
                 (i == 0).into(),
             ]);
-            let kernel = (KernelFile::Quant, kernels(slab.format.bits).embedding);
+            let kernel = (KernelFile::Quant, kernels(slab.format).embedding);
             ctx.launch_elementwise(OP, kernel, each, args)?;
         }
         Ok(())

@@ -1,43 +1,65 @@
 //! The kernels of weights that are integers, by their number of bits, and the parameters that all of them have of a weight.
 //!
-//! Products of a few rows (`quant.rs`), tiles (`tile.rs`) and experts (`moe.rs`) launch them.
+//! Products of a few rows (`quant.rs`, `quant_gemv.rs`), tiles (`tile.rs`) and experts (`moe.rs`) launch them.
 
 use super::context::Arg;
 use super::pack::{Format, PackedSlab};
 
 /// The kernels of a number of bits.
 pub(super) struct Kernels {
-    /// Products of one, four and eight rows; of each those that write activations and f32.
-    pub(super) products: [[&'static str; 2]; 3],
+    /// Products of one, four and eight rows of f32.
+    pub(super) products: [&'static str; 3],
     /// Rows of a table.
     pub(super) embedding: &'static str,
-    /// Products of pairs with the matrices of their experts.
+    /// Products of pairs with the matrices of their experts, of f32.
     pub(super) experts: &'static str,
     /// Rows of the weight as activations are.
     pub(super) unpack: &'static str,
+    /// Products of 16 bits.
+    pub(super) gemv: Gemv,
 }
 
-/// Those of this number of bits.
-pub(super) fn kernels(bits: u32) -> Kernels {
+/// Kernels of `quant_gemv.cu` and `quant_pairs.cu`.
+pub(super) struct Gemv {
+    /// Of one row.
+    pub(super) one: &'static str,
+    /// Of up to eight rows.
+    pub(super) eight: &'static str,
+    /// Of pairs with the matrices of their experts.
+    pub(super) pairs: &'static str,
+    /// Of pairs with two matrices, gate and up, which become one number.
+    pub(super) gated: &'static str,
+}
+
+/// Those of this format.
+pub(super) fn kernels(format: Format) -> Kernels {
     macro_rules! of {
         ($bits:literal) => {
+            of!($bits, $bits)
+        };
+        ($bits:literal, $gemv:literal) => {
             Kernels {
-                products: [of!($bits, "_1"), of!($bits, "_4"), of!($bits, "_8")],
+                products: [
+                    concat!("quant_gemm_", $bits, "_1"),
+                    concat!("quant_gemm_", $bits, "_4"),
+                    concat!("quant_gemm_", $bits, "_8"),
+                ],
                 embedding: concat!("quant_embedding_", $bits),
                 experts: concat!("quant_moe_", $bits),
                 unpack: concat!("unpack_", $bits),
+                gemv: Gemv {
+                    one: concat!("quant_gemv_", $gemv, "_1"),
+                    eight: concat!("quant_gemv_", $gemv, "_8"),
+                    pairs: concat!("quant_pairs_", $gemv),
+                    gated: concat!("quant_gated_", $gemv),
+                },
             }
         };
-        ($bits:literal, $rows:literal) => {
-            [
-                concat!("quant_gemm_", $bits, $rows, "_act"),
-                concat!("quant_gemm_", $bits, $rows, "_f32"),
-            ]
-        };
     }
-    match bits {
+    match format.bits {
         2 => of!(2),
         3 => of!(3),
+        4 if format.table > 0 => of!(4, "table"),
         4 => of!(4),
         5 => of!(5),
         6 => of!(6),
@@ -47,21 +69,23 @@ pub(super) fn kernels(bits: u32) -> Kernels {
 }
 
 /// The parameters that all kernels have of a weight.
-pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; 7] {
+pub(super) const WEIGHT_ARGS: usize = 6;
+
+/// What they are for this one.
+pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; WEIGHT_ARGS] {
     let Format {
         zero,
         table,
-        has_min,
+        nested,
+        min_groups,
         ..
     } = slab.format;
-    let [low, high, subs, d] = slab.planes().map(Arg::At);
     [
-        low,
-        high,
-        subs,
-        d,
+        Arg::At(slab.at()),
+        Arg::Int(slab.format.tile_bytes()),
+        nested.into(),
         Arg::Int(zero),
-        has_min.into(),
+        Arg::Int(min_groups),
         Arg::Int(table),
     ]
 }

@@ -1,7 +1,7 @@
 //! Products of rows of 16 bits: which kernel makes them, and in how many blocks.
 //!
-//! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights the
-//! integer products of `quant.cu`). From [`GEMV_MAX_ROWS`] rows on, tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
+//! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights
+//! `quant_gemv.cu`). From [`GEMV_MAX_ROWS`] rows on ([`quant_gemv::MAX_ROWS`]), tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
 //! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
 //! dense weight of their own element go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised
 //! one, which becomes of that element for it, some of its rows at a time.
@@ -14,7 +14,8 @@ use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
 use super::pack::{GROUP, PackedSlab};
-use super::quant_kernels::{self, weight_args};
+use super::quant_gemv;
+use super::quant_kernels::{self, WEIGHT_ARGS, weight_args};
 use super::quant_weight::QuantSlab;
 use super::role::{CudaAct, of_role};
 use super::tile_operands::{TileOut, TileRows};
@@ -36,8 +37,7 @@ const UNPACKED_BYTES: usize = 96 << 20;
 /// Most bytes of a device that products by NVIDIA's library take beside their operands.
 pub(super) const WORKSPACE: usize = UNPACKED_BYTES + blas::WORKSPACE;
 
-/// The squared difference, as a part of their square, that a row's results may have alone and among others, at most. That of
-/// activations of 8 bits is a tenth of it.
+/// The squared difference, as a part of their square, that a row's results may have alone and among others, at most.
 pub(super) const ROW_TOLERANCE: f64 = 5e-4;
 
 /// The sizes of a tile: rows, columns, elements of k in a step, and steps in flight.
@@ -256,8 +256,8 @@ pub(super) fn is_for<A: CudaAct>() -> bool {
     A::DTYPE != Dtype::F32
 }
 
-/// Whether rows of a product with a quantised weight are enough for tiles.
-pub(super) fn takes_product<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
+/// Whether rows of a product with a weight of FP8 are enough for tiles.
+pub(super) fn takes_float8<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
     is_for::<A>() && (rows > GEMV_MAX_ROWS || ctx.backend.batch_invariant())
 }
 
@@ -287,6 +287,12 @@ pub(super) fn product<A: CudaAct>(
         && multiplied(ctx, op, x, at, out)?
     {
         return Ok(());
+    }
+    if let TileWeight::Packed(slab) = weight
+        && x.rows <= quant_gemv::MAX_ROWS
+        && !invariant
+    {
+        return quant_gemv::product(ctx, op, x, slab, out);
     }
     if let TileWeight::Packed(slab) = weight
         && x.rows >= UNPACKED_ROWS
@@ -392,17 +398,17 @@ fn unpacked<A: CudaAct>(
         return Ok(false);
     };
     let weight = workspace + blas::WORKSPACE as u64;
-    let groups = x.k.div_ceil(GROUP);
+    let groups = slab.groups;
     let kernel = (
         KernelFile::Quant,
-        quant_kernels::kernels(slab.format.bits).unpack,
+        quant_kernels::kernels(slab.format).unpack,
     );
     for first in (0..out.columns).step_by(most) {
         let columns = most.min(out.columns - first);
         let total = elements(op, &[columns, groups])?;
-        let mut args = [Arg::At(weight); 12];
-        args[1..8].copy_from_slice(&weight_args(slab));
-        args[8..].copy_from_slice(&[
+        let mut args = [Arg::At(weight); 11];
+        args[1..7].copy_from_slice(&weight_args(slab));
+        args[7..].copy_from_slice(&[
             Arg::Long(first),
             Arg::Long(total),
             Arg::Int(groups),
@@ -537,7 +543,7 @@ fn tiles<A: CudaAct>(
         Arg::Float(epilogue.alpha),
         Arg::Float(epilogue.limit),
     ];
-    let (planes, bits) = match weight {
+    let (args_of_weight, (bits, groups)) = match weight {
         TileWeight::Dense { at, .. } if kernel.0 == KernelFile::TileHalf => {
             let args = with_weight::<22>(&common, &[Arg::At(at), Arg::Long(stride)]);
             return ctx.launch(op, kernel, grid, args);
@@ -546,18 +552,16 @@ fn tiles<A: CudaAct>(
             let args = with_weight::<25>(&common, &slab.args());
             return ctx.launch(op, kernel, grid, args);
         }
-        TileWeight::Packed(slab) => (weight_args(slab), slab.format.bits as usize),
-        // Rows of f32 are where the kernel looks for scales.
+        TileWeight::Packed(slab) => (weight_args(slab), (slab.format.bits as usize, slab.groups)),
+        // Rows of f32 are where the kernel looks for tiles.
         TileWeight::Dense { at, .. } => {
-            let mut planes = [Arg::At(0); 7];
-            planes[3] = Arg::At(at);
-            planes[4..].fill(Arg::Int(0));
-            (planes, 32)
+            let mut rows = [Arg::Int(0); WEIGHT_ARGS];
+            rows[0] = Arg::At(at);
+            (rows, (32, x.k.div_ceil(GROUP)))
         }
     };
-    let mut args = with_weight::<30>(&common, &planes);
-    let groups = Arg::Int(x.k.div_ceil(32));
-    args[27..].copy_from_slice(&[Arg::Int(bits), groups, Arg::Long(stride)]);
+    let mut args = with_weight::<29>(&common, &args_of_weight);
+    args[26..].copy_from_slice(&[Arg::Int(bits), Arg::Int(groups), Arg::Long(stride)]);
     ctx.launch(op, kernel, grid, args)
 }
 
@@ -612,20 +616,31 @@ fn arranged<A: CudaAct>(
         TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
         TileWeight::Dense { .. } | TileWeight::Float8(_) => 0,
     };
+    let at = reordered(ctx, op, x, (order, stride))?;
+    Ok((at, stride, Arg::At(0)))
+}
+
+/// The rows of x with a stride, zeros behind their elements, which come in the order at `order` unless that is null.
+pub(super) fn reordered<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    (order, stride): (u64, usize),
+) -> Result<u64> {
     if order == 0 && stride == x.k {
-        return Ok((x.at, stride, Arg::At(0)));
+        return Ok(x.at);
     }
-    let at = ctx.scratch(bytes)?;
+    let at = ctx.scratch(elements(op, &[x.rows, stride, 2])?)?;
     let args = [
         Arg::At(at),
         Arg::At(x.at),
         Arg::At(order),
-        sizes[0],
-        sizes[1],
+        Arg::Int(x.k),
+        Arg::Int(stride),
     ];
     let kernel = (KernelFile::TileHalf, "arrange_rows");
-    ctx.launch(op, kernel, grid, args)?;
-    Ok((at, stride, Arg::At(0)))
+    ctx.launch(op, kernel, (x.rows, 256, 0), args)?;
+    Ok(at)
 }
 
 /// A product of up to [`GEMV_MAX_ROWS`] rows with floats.

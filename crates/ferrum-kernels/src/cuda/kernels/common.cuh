@@ -225,6 +225,19 @@ __device__ __forceinline__ float activation(int kind, float x) {
     }
 }
 
+// What gate and up of an expert make together. 1: SiLU, 2: GELU (tanh), 3: the bounded form of GPT-OSS. NaN stays NaN.
+struct Gating {
+    int kind;
+    float alpha, limit;
+
+    __device__ __forceinline__ float operator()(float g, float u) const {
+        if (kind == 1) return silu(g) * u;
+        if (kind == 2) return activation(1, g) * u;
+        g = g > limit ? limit : g, u = u > limit ? limit : u < -limit ? -limit : u;
+        return g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+    }
+};
+
 // ---- attention ----------------------------------------------------------------------------------------------------------------
 
 // Keys from `start` to before `end`.

@@ -143,9 +143,8 @@ KERNEL activate_pairs(Act::Stored* up, const Act::Stored* gate, int64_t total, f
     int64_t i = thread_number();
     if (i >= total) return;
     float g = Act::read(gate + i), u = Act::read(up + i);
-    if (limit == 0.0f) return Act::write(up + i, silu(g) * u);
-    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
-    Act::write(up + i, g / (1.0f + expf(-alpha * g)) * (u + 1.0f));
+    Gating gated = {limit == 0.0f ? 1 : 3, alpha, limit};
+    Act::write(up + i, gated(g, u));
 }
 
 // out[pair, d] += bias[expert of the pair, d].

@@ -1,8 +1,11 @@
-// Products with quantised matrices: integer dot products of codes with activations of 8 bits.
+// Quantised matrices: rows of tables, rows that become numbers of 16 bits, and products with activations of f32, which are integer
+// dot products of codes with activations of 8 bits (those of 16 bits are in quant_gemv.cu and tile_packed.cu).
 //
 // `packed.cuh` says how codes and scales lie. Sums of codes are exact, and those of floats have one order: a row's bits
 // depend on the row alone.
 #include "packed.cuh"
+
+#ifndef ACT_16
 
 // ---- activations -------------------------------------------------------------------------------------------------------
 
@@ -11,7 +14,7 @@ __device__ __forceinline__ int code_of(float value, float scale) {
     return q != q ? 0 : __float2int_rn(fminf(fmaxf(q, -127.0f), 127.0f));
 }
 
-// Rows of x as codes of 8 bits with a scale for each 32, and the sums of codes of each 16. `order` (or null) says which
+// Rows of x as codes of 8 bits in the order of a weight's, with a scale for each 32, and the sums of codes of each 16. `order` (or null) says which
 // element of x comes at which place; behind `k` there are zeros. A warp for each group of each row.
 KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored* x, const int* order, int64_t all, int groups,
                      int k) {
@@ -24,7 +27,7 @@ KERNEL quantise_rows(int8_t* codes, float* scales, int* sums, const Act::Stored*
     float value = at < k ? Act::read(x + row * k + (order ? order[at] : at)) : 0.0f;
     float scale = warp_max(fabsf(value)) / 127.0f;
     int code = code_of(value, scale);
-    codes[number * 32 + lane] = int8_t(code);
+    codes[number * 32 + lane / 4 * 4 + byte_of(lane % 4)] = int8_t(code);
     int sum = code;
 #pragma unroll
     for (int flip = 8; flip > 0; flip /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, flip);
@@ -54,22 +57,17 @@ struct Group {
     float d, rest;
 
     __device__ __forceinline__ void load(const Weight& w, int64_t row, int groups, int g) {
-        int64_t group = row * groups + g;
-        bytes = load_group<BITS>(w, group);
-        if (w.subs) {
-            sub = w.subs[group];
-            uint2 both = load8(w.d + 2 * (row * ((groups + 7) / 8) + g / 8));
-            d = __uint_as_float(both.x), rest = __uint_as_float(both.y);
-        } else {
-            d = w.d[w.has_min ? 2 * group : group];
-            rest = w.has_min ? w.d[2 * group + 1] : 0.0f;
-        }
+        GroupPlace at(w, row, groups, g);
+        bytes = load_group<BITS>(at);
+        sub = w.nested ? subs_of<BITS>(at) : 0;
+        float2 both = scales_of<BITS>(w, at);
+        d = both.x, rest = both.y;
     }
     __device__ __forceinline__ void scales(const Weight& w, float (&factors)[2], float (&rests)[2]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            factors[half] = w.subs ? d * float(int8_t(sub >> 16 * half)) : d;
-            rests[half] = w.subs ? -rest * float(sub >> 16 * half + 8 & 255) : rest;
+            factors[half] = w.nested ? d * float(int8_t(sub >> 16 * half)) : d;
+            rests[half] = w.nested ? -rest * float(sub >> 16 * half + 8 & 255) : rest;
         }
     }
 };
@@ -105,10 +103,9 @@ __device__ __forceinline__ void lane_sums(const int8_t* x, const float* x_scales
 }
 
 // A warp makes a column for up to ROWS rows; its lanes stride over groups.
-template <int BITS, class OUT, int ROWS>
-__device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t* x, const float* x_scales,
-                                        const int* x_sums, Weight w, int rows, int groups, int columns, int64_t first,
-                                        int64_t n) {
+template <int BITS, int ROWS>
+__device__ __forceinline__ void product(float* out, const int8_t* x, const float* x_scales, const int* x_sums, Weight w,
+                                        int rows, int groups, int columns, int64_t first, int64_t n) {
     wait_for_previous();
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -120,25 +117,20 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const int8_t*
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= rows) break;
         float sum = warp_sum(sums[r]);
-        if (lane == r) OUT::write(out + (row + r) * n + first + column, sum);
+        if (lane == r) out[(row + r) * n + first + column] = sum;
     }
 }
 
-#define QUANT_GEMM(NAME, BITS, OUT, ROWS)                                                                                \
-    KERNEL __launch_bounds__(128, 3) NAME(OUT::Stored* out, const int8_t* x, const float* x_scales, const int* x_sums,  \
+#define QUANT_GEMM(NAME, BITS, ROWS)                                                                                     \
+    KERNEL __launch_bounds__(128, 3) NAME(float* out, const int8_t* x, const float* x_scales, const int* x_sums,        \
                                           WEIGHT_PARAMS, int rows, int groups, int columns, int64_t first, int64_t n) { \
         Weight w = WEIGHT;                                                                                              \
-        product<BITS, OUT, ROWS>(out, x, x_scales, x_sums, w, rows, groups, columns, first, n);                         \
+        product<BITS, ROWS>(out, x, x_scales, x_sums, w, rows, groups, columns, first, n);                              \
     }
-#define QUANT_GEMM_ROWS(BITS, ROWS)                                                                                     \
-    QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_act, BITS, Act, ROWS)                                                       \
-    QUANT_GEMM(quant_gemm_##BITS##_##ROWS##_f32, BITS, F32, ROWS)
-// More than four rows of 16 bits are products of tiles.
-#ifdef ACT_16
-#define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4)
-#else
-#define QUANT_GEMM_BITS(BITS) QUANT_GEMM_ROWS(BITS, 1) QUANT_GEMM_ROWS(BITS, 4) QUANT_GEMM_ROWS(BITS, 8)
-#endif
+#define QUANT_GEMM_BITS(BITS)                                                                                           \
+    QUANT_GEMM(quant_gemm_##BITS##_1, BITS, 1)                                                                          \
+    QUANT_GEMM(quant_gemm_##BITS##_4, BITS, 4)                                                                          \
+    QUANT_GEMM(quant_gemm_##BITS##_8, BITS, 8)
 QUANT_GEMM_BITS(2)
 QUANT_GEMM_BITS(3)
 QUANT_GEMM_BITS(4)
@@ -181,7 +173,8 @@ struct RowCodes {
             for (int i = 0; i < 32; i++) {
                 int code = code_of(values[i], scale);
                 sum[i / 16] += code;
-                words[i / 4] = i % 4 ? words[i / 4] | uint32_t(code & 255) << 8 * (i % 4) : uint32_t(code & 255);
+                uint32_t byte = uint32_t(code & 255) << 8 * byte_of(i % 4);
+                words[i / 4] = i % 4 ? words[i / 4] | byte : byte;
             }
             first[g] = make_uint4(words[0], words[1], words[2], words[3]);
             last[g] = make_uint4(words[4], words[5], words[6], words[7]);
@@ -258,6 +251,7 @@ QUANT_MOE(quant_moe_4, 4)
 QUANT_MOE(quant_moe_5, 5)
 QUANT_MOE(quant_moe_6, 6)
 QUANT_MOE(quant_moe_8, 8)
+#endif
 
 // ---- rows of a table -----------------------------------------------------------------------------------------------------
 
@@ -272,16 +266,16 @@ __device__ __forceinline__ void embed(float* out, const int* ids, Weight w, int6
     bool here = id >= first_row && id - first_row < slab_rows;
     if (!here && !(writes_zeros && (id < 0 || id >= all_rows))) return;
     float* to = out + i / groups * dim + g * 32;
-    int64_t row = here ? id - first_row : 0, group = row * groups + g;
+    GroupPlace place(w, here ? id - first_row : 0, groups, g);
     int q[8];
-    codes_of<BITS>(w, group, q);
+    codes_of<BITS>(load_group<BITS>(place), w.table, q);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float factor, rest;
-        scale_of(w, group, row, groups, half, factor, rest);
+        scale_of<BITS>(w, place, half, factor, rest);
 #pragma unroll
         for (int j = 0; j < 16; j++) {
-            int code = int8_t(q[half * 4 + j / 4] >> 8 * (j % 4));
+            int code = int8_t(q[half * 4 + j / 4] >> 8 * byte_of(j % 4));
             if (g * 32 + half * 16 + j < dim) to[half * 16 + j] = here ? factor * float(code - w.zero) + rest : 0.0f;
         }
     }
@@ -311,15 +305,15 @@ __device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, i
     if (number >= total) return;
     int row = int(number / groups), g = int(number - int64_t(row) * groups), at = g * 32 + part * 8;
     if (at >= k) return;
-    int64_t from = first + row, group = from * groups + g;
+    GroupPlace place(w, first + row, groups, g);
     int q[8];
-    codes_of<BITS>(w, group, q);
+    codes_of<BITS>(load_group<BITS>(place), w.table, q);
     float factor, rest, values[8];
-    scale_of(w, group, from, groups, part / 2, factor, rest);
+    scale_of<BITS>(w, place, part / 2, factor, rest);
     uint32_t words[2] = {uint32_t(part & 2 ? part & 1 ? q[6] : q[4] : part & 1 ? q[2] : q[0]),
                          uint32_t(part & 2 ? part & 1 ? q[7] : q[5] : part & 1 ? q[3] : q[1])};
 #pragma unroll
-    for (int j = 0; j < 8; j++) values[j] = factor * float(int8_t(words[j / 4] >> 8 * (j % 4)) - w.zero) + rest;
+    for (int j = 0; j < 8; j++) values[j] = factor * float(int8_t(words[j / 4] >> 8 * byte_of(j % 4)) - w.zero) + rest;
     Act::write8(out + int64_t(row) * k + at, values);
 }
 #define UNPACK(BITS)                                                                                                    \

@@ -104,13 +104,13 @@ __device__ __forceinline__ void unpack_group(const PlaneBytes& bytes, const Weig
     for (int i = 0; i < 8; i++) {
         float f = factor[i / 4], r = fmaf(-f, bias + float(w.zero), rest[i / 4]), x[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = fmaf(biased_code<SIGNED>(q[i], j), f, r);
+        for (int j = 0; j < 4; j++) x[j] = fmaf(biased_code<SIGNED>(q[i], byte_of(j)), f, r);
         words[2 * i] = Act::pack2(x[0], x[1]);
         words[2 * i + 1] = Act::pack2(x[2], x[3]);
     }
 }
 
-// Quantised rows, or with 32 `bits` rows of f32 at `d`. The number of bits is the same for the whole grid: one kernel for
+// Quantised rows, or with 32 `bits` rows of f32. The number of bits is the same for the whole grid: one kernel for
 // all formats costs a branch for each group, and saves the compilation of six.
 //
 // A number of f32 is two of `Act`, the nearest and what that leaves: each step comes twice, once for each. Routers and other
@@ -127,16 +127,20 @@ struct PackedRows {
     __device__ __forceinline__ void copy(uint8_t* to, int64_t first, int count, int step) const {
         int t = threadIdx.x, column = t / S::GROUPS, g = step * S::GROUPS + t % S::GROUPS;
         if (bits == 32 || column >= count || g >= groups) return;
-        int64_t row = first + column, group = row * groups + g;
-        if (bits < 4) cp_async8(to + RAW_LOW + 16 * t, w.low + group * 8);
-        else cp_async16(to + RAW_LOW + 16 * t, w.low + group * 16);
-        if (bits == 8) cp_async16(to + RAW_HIGH + 16 * t, w.high + group * 16);
-        if (bits == 6) cp_async8(to + RAW_HIGH + 16 * t, w.high + group * 8);
-        if (bits == 3 || bits == 5) cp_async4(to + RAW_HIGH + 16 * t, w.high + group * 4);
-        if (w.subs) cp_async4(to + RAW_SUB + 4 * t, w.subs + group);
-        if (w.subs) cp_async8(to + RAW_SCALE + 8 * t, w.d + 2 * (row * ((groups + 7) / 8) + g / 8));
-        else if (w.has_min) cp_async8(to + RAW_SCALE + 8 * t, w.d + 2 * group);
-        else cp_async4(to + RAW_SCALE + 8 * t, w.d + group);
+        GroupPlace at(w, first + column, groups, g);
+        uint8_t *low = to + RAW_LOW + 16 * t, *high = to + RAW_HIGH + 16 * t;
+        if (bits < 4) cp_async8(low, at.tile + group_offset<4>(at.row, at.g));
+        else cp_async16(low, at.tile + group_offset<8>(at.row, at.g));
+        const uint8_t *upper = at.tile + high_of_tile(bits), *scales = at.tile + scales_of_tile(bits);
+        if (bits == 8) cp_async16(high, upper + group_offset<8>(at.row, at.g));
+        if (bits == 6) cp_async8(high, upper + group_offset<4>(at.row, at.g));
+        if (bits == 3 || bits == 5) cp_async4(high, upper + group_offset<2>(at.row, at.g));
+        int group = at.row * STRETCH + at.g;
+        // Of two bytes each, those of two groups.
+        if (w.nested) cp_async4(to + RAW_SUB + 4 * t, scales + (sub_bytes(bits) == 2 ? 2 * (group & ~1) : 4 * group));
+        if (w.nested) cp_async8(to + RAW_SCALE + 8 * t, scales + nested_pair(bits, at.row));
+        else if (w.min_groups) cp_async8(to + RAW_SCALE + 8 * t, scales + 8 * (w.min_groups == 4 ? group / 4 : group));
+        else cp_async4(to + RAW_SCALE + 8 * t, scales + 4 * group);
     }
 
     // What this thread has copied of the step, to its place in the tile.
@@ -146,9 +150,9 @@ struct PackedRows {
         uint32_t words[16] = {};
         if (column >= count || g >= groups) {
         } else if (bits == 32) {
-            floats(w.d + (first + column) * stride, g * 32, step & 1, words);
+            floats(reinterpret_cast<const float*>(w.tiles) + (first + column) * stride, g * 32, step & 1, words);
         } else {
-            numbers(from, t, words);
+            numbers(from, t, g, words);
         }
         store_group(to, S::PIECES, column, t % S::GROUPS, words);
     }
@@ -168,7 +172,8 @@ struct PackedRows {
         }
     }
 
-    __device__ __forceinline__ void numbers(const uint8_t* from, int t, uint32_t (&words)[16]) const {
+    // Those of group g of a row. Where two groups' scales came in one word, the parity of g says which are its own.
+    __device__ __forceinline__ void numbers(const uint8_t* from, int t, int g, uint32_t (&words)[16]) const {
         PlaneBytes bytes;
         if (bits < 4) {
             uint2 low = load8(from + RAW_LOW + 16 * t);
@@ -185,8 +190,9 @@ struct PackedRows {
         if (bits == 8) bytes.high = load16(upper);
         const float* d = reinterpret_cast<const float*>(from + RAW_SCALE) + 2 * t;
         float factor[2], rest[2];
-        if (w.subs) {
+        if (w.nested) {
             uint32_t sub = reinterpret_cast<const uint32_t*>(from + RAW_SUB)[t];
+            if (sub_bytes(bits) == 2) sub = (g & 1 ? sub >> 16 : sub & 0xffff) * 0x10001u;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 factor[half] = d[0] * float(int8_t(sub >> 16 * half));
@@ -194,7 +200,7 @@ struct PackedRows {
             }
         } else {
             factor[0] = factor[1] = d[0];
-            rest[0] = rest[1] = w.has_min ? d[1] : 0.0f;
+            rest[0] = rest[1] = w.min_groups ? d[1] : 0.0f;
         }
         switch (bits) {
             case 2: return unpack_group<2, 0>(bytes, w, factor, rest, words);
@@ -275,15 +281,8 @@ struct TileOutput {
     const float* row_scales;
     const float* bias;
     const float* gate;
-    int activation;  // 1: SiLU, 2: GELU (tanh), 3: the bounded form of GPT-OSS
-    float alpha, limit;
+    Gating gated;
 
-    __device__ __forceinline__ float gated(float g, float u) const {
-        if (activation == 1) return silu(g) * u;
-        if (activation == 2) return ::activation(1, g) * u;
-        g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
-        return g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
-    }
     __device__ __forceinline__ float value(float sum, float scale, int expert, int64_t row, int column) const {
         sum *= scale;
         if (bias) sum += bias[expert * n + column];
@@ -567,5 +566,5 @@ typedef TileShape<128, 128, 32, 64, 64, 3, 2> Tile128;
         const float *bias, const float *gate, int activation, float alpha, float limit
 #define TILE_BLOCK(SHAPE, OF, WEIGHT_ROWS)                                                                              \
     TileInput in = {x, x_stride, ids, share};                                                                           \
-    TileOutput to = {out, is_f32, first, n, row_scales, bias, gate, activation, alpha, limit};                          \
+    TileOutput to = {out, is_f32, first, n, row_scales, bias, gate, {activation, alpha, limit}};                          \
     tile_block<SHAPE, OF>(in, WEIGHT_ROWS, to, rows, row_tiles, columns, splits, offsets, experts);

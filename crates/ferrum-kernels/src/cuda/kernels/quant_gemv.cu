@@ -1,0 +1,41 @@
+// Products of one row, and of up to eight, of 16 bits with quantised matrices.
+#include "common.cuh"
+#ifdef ACT_16  // activations of f32 have the products of integers in quant.cu
+#include "quant_gemv.cuh"
+
+struct DenseStrips {
+    static constexpr int MATRICES = 1;
+    void* out;
+    int is_f32, columns;
+    int64_t first, n;
+
+    __device__ __forceinline__ const uint8_t* second_tiles() const { return nullptr; }
+    __device__ __forceinline__ Strip operator()(int number) const {
+        return {number, 0, min(columns - number * STRIP, STRIP), 0, first + int64_t(number) * STRIP, 0};
+    }
+    __device__ __forceinline__ void write(const Strip& strip, int row_of_x, int row, const float (&sums)[1]) const {
+        int64_t at = row_of_x * n + strip.out + row;
+        if (is_f32) static_cast<float*>(out)[at] = sums[0];
+        else Act::write(static_cast<Act::Stored*>(out) + at, sums[0]);
+    }
+};
+#define QUANT_GEMV(NAME, BITS, TABLE, MANY)                                                                             \
+    KERNEL GEMV_BOUNDS                                                                             \
+        NAME(void* out, int is_f32, const uint16_t* x, int stride, WEIGHT_PARAMS, int rows, int groups, int columns,    \
+             int64_t first, int64_t n, int stages) {                                                                                \
+        Weight w = WEIGHT;                                                                                              \
+        GemvInput in = {x, stride, rows};                                                                               \
+        DenseStrips strips = {out, is_f32, columns, first, n};                                                          \
+        gemv_strips<Stretch<BITS, TABLE>, MANY, true>(strips, (columns + STRIP - 1) / STRIP, w, groups, stages, in);     \
+    }
+#define QUANT_GEMV_BITS(NAME, BITS, TABLE)                                                                              \
+    QUANT_GEMV(quant_gemv_##NAME##_1, BITS, TABLE, false)                                                               \
+    QUANT_GEMV(quant_gemv_##NAME##_8, BITS, TABLE, true)
+QUANT_GEMV_BITS(2, 2, false)
+QUANT_GEMV_BITS(3, 3, false)
+QUANT_GEMV_BITS(4, 4, false)
+QUANT_GEMV_BITS(table, 4, true)
+QUANT_GEMV_BITS(5, 5, false)
+QUANT_GEMV_BITS(6, 6, false)
+QUANT_GEMV_BITS(8, 8, false)
+#endif

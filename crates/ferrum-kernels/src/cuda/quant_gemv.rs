@@ -1,0 +1,255 @@
+//! Products of up to eight rows of 16 bits with quantised weights, and of pairs with quantised experts: the kernels of
+//! `kernels/quant_gemv.cuh`, which stream the weight through shared memory.
+
+use super::compiler::KernelFile;
+use super::context::{Arg, CudaContext};
+use super::pack::{Format, PackedSlab, STRETCH, STRIP};
+use super::quant_kernels::{kernels, weight_args};
+use super::role::CudaAct;
+use super::tile;
+use super::tile_operands::{TileOut, TileRows};
+use super::weight::row_stride;
+use crate::backend::check::elements;
+use ferrum_types::Result;
+
+/// Rows that a product may have.
+pub(super) const MAX_ROWS: usize = 8;
+
+// The sizes of `quant_gemv.cuh`.
+const WARPS: usize = 8;
+const MAX_STAGES: usize = 3;
+const MIN_STAGES: usize = 2;
+
+/// Blocks that share a processor, at most. They leave room for a block of the kernel behind, which asks for its weights before this
+/// one has ended.
+const BLOCKS: usize = 2;
+
+/// Shared memory of a block whose rings have so many stages, for one row of x or for more.
+fn shared_bytes(format: Format, rows: usize, stages: usize) -> usize {
+    let halves = if matches!(format.bits, 2 | 3 | 6) {
+        2
+    } else {
+        1
+    };
+    let factors = STRETCH * halves * (STRIP + 2) * 8;
+    let sums = 2 * STRIP * if rows > 1 { MAX_ROWS } else { 1 } * 4;
+    WARPS * (stages * format.tile_bytes() + factors + sums)
+}
+
+/// A launch of a format's kernel.
+struct Launch {
+    /// Blocks, threads and shared memory.
+    grid: (usize, u32, usize),
+    stages: usize,
+}
+
+impl Launch {
+    /// That of `strips` strips for one row of x, or for more. More blocks on a processor are better than more stages.
+    fn of<A: CudaAct>(
+        ctx: &CudaContext<A>,
+        format: Format,
+        (strips, rows): (usize, usize),
+    ) -> Self {
+        // Each block takes 1 KiB more for itself.
+        let processor = ctx.shared().processor_shared;
+        let fit = |stages| processor / (shared_bytes(format, rows, stages) + (1 << 10));
+        let stages = match fit(MAX_STAGES) >= BLOCKS {
+            true => MAX_STAGES,
+            false => MIN_STAGES,
+        };
+        let shared = shared_bytes(format, rows, stages);
+        let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
+        Self {
+            grid: (strips.min(most), 32 * WARPS as u32, shared),
+            stages,
+        }
+    }
+}
+
+/// Where the rows of x are as the kernels read them, in the order of the slab, and their stride.
+fn rows_of<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    slab: &PackedSlab,
+) -> Result<[Arg; 2]> {
+    let stride = row_stride(x.k);
+    let order = slab.order.as_ref().map_or(0, |order| order.at);
+    let at = tile::reordered(ctx, op, x, (order, stride))?;
+    Ok([Arg::At(at), Arg::Int(stride)])
+}
+
+/// The rows of x with a slab.
+pub(super) fn product<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    slab: &PackedSlab,
+    out: TileOut,
+) -> Result<()> {
+    if x.rows == 0 {
+        return Ok(());
+    }
+    let launch = Launch::of(ctx, slab.format, (out.columns.div_ceil(STRIP), x.rows));
+    let mut args = [Arg::At(0); 16];
+    args[..2].copy_from_slice(&[Arg::At(out.at), out.is_f32.into()]);
+    args[2..4].copy_from_slice(&rows_of(ctx, op, x, slab)?);
+    args[4..10].copy_from_slice(&weight_args(slab));
+    args[10..].copy_from_slice(&[
+        Arg::Int(x.rows),
+        Arg::Int(slab.groups),
+        Arg::Int(out.columns),
+        Arg::Long(out.first),
+        Arg::Long(out.n),
+        Arg::Int(launch.stages),
+    ]);
+    let gemv = kernels(slab.format).gemv;
+    let kernel = if x.rows > 1 { gemv.eight } else { gemv.one };
+    ctx.launch(op, (KernelFile::QuantGemv, kernel), launch.grid, args)
+}
+
+/// Pairs of tokens and experts, by expert.
+#[derive(Clone, Copy)]
+pub(super) struct GemvPairs {
+    pub(super) expert_ids: Arg,
+    pub(super) ids: Arg,
+    pub(super) pairs: usize,
+    pub(super) experts: usize,
+    /// Pairs of one token, which read one row of x.
+    pub(super) pairs_per_row: usize,
+    /// Rows of an expert's matrix, which are the columns of the output.
+    pub(super) n: usize,
+}
+
+impl GemvPairs {
+    /// Strips of a pair, at most: an expert may begin and end within one.
+    fn strips(&self) -> usize {
+        match self.n.is_multiple_of(STRIP) {
+            true => self.n / STRIP,
+            false => (self.n + 2 * (STRIP - 1)) / STRIP,
+        }
+    }
+
+    /// The launch, and the parameters that all kernels of pairs have.
+    fn launch<A: CudaAct>(
+        &self,
+        ctx: &mut CudaContext<A>,
+        op: &'static str,
+        x: TileRows,
+        (slab, bias): (&PackedSlab, Arg),
+        out: u64,
+    ) -> Result<(Launch, [Arg; 19])> {
+        let strips = elements(op, &[self.pairs, self.strips()])?;
+        let launch = Launch::of(ctx, slab.format, (strips, 1));
+        let mut args = [Arg::At(out); 19];
+        args[1..3].copy_from_slice(&rows_of(ctx, op, x, slab)?);
+        args[3..9].copy_from_slice(&weight_args(slab));
+        args[9..].copy_from_slice(&[
+            self.expert_ids,
+            self.ids,
+            Arg::Int(self.pairs),
+            Arg::Int(slab.groups),
+            Arg::Int(self.n),
+            Arg::Int(self.experts),
+            Arg::Int(self.pairs_per_row.max(1)),
+            Arg::Int(self.strips()),
+            Arg::Int(launch.stages),
+            bias,
+        ]);
+        Ok((launch, args))
+    }
+}
+
+/// Pairs with the matrices of their experts, and the bias of each that is not null.
+pub(super) fn pairs<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    of: GemvPairs,
+    (slab, bias): (&PackedSlab, Arg),
+    out: u64,
+) -> Result<()> {
+    let (launch, args) = of.launch(ctx, op, x, (slab, bias), out)?;
+    let kernel = (KernelFile::QuantPairs, kernels(slab.format).gemv.pairs);
+    ctx.launch(op, kernel, launch.grid, args)
+}
+
+/// Whether [`gated_pairs`] takes these two: matrices of one format that read x in its own order.
+pub(super) fn takes_gated(gate: &PackedSlab, up: &PackedSlab) -> bool {
+    let plain = gate.order.is_none() && up.order.is_none();
+    plain && gate.format == up.format && gate.groups == up.groups
+}
+
+/// The same with two matrices, gate and up, whose sums become one number by `activation`: its kind, as
+/// [`Epilogue`](super::tile::Epilogue) has it, alpha and limit.
+pub(super) fn gated_pairs<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    of: GemvPairs,
+    [gate, up]: [(&PackedSlab, Arg); 2],
+    (activation, out): ((usize, f32, f32), u64),
+) -> Result<()> {
+    let (launch, common) = of.launch(ctx, op, x, gate, out)?;
+    let mut args = [Arg::At(0); 24];
+    args[..19].copy_from_slice(&common);
+    let (kind, alpha, limit) = activation;
+    args[19..].copy_from_slice(&[
+        Arg::At(up.0.at()),
+        up.1,
+        Arg::Int(kind),
+        Arg::Float(alpha),
+        Arg::Float(limit),
+    ]);
+    let kernel = (KernelFile::QuantPairs, kernels(gate.0.format).gemv.gated);
+    ctx.launch(op, kernel, launch.grid, args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrum_types::GgufQuantType;
+
+    /// Each format with its tile's bytes: 128 groups' codes, then scales.
+    #[test]
+    fn tiles_and_blocks_have_their_sizes() {
+        let cases = [
+            (GgufQuantType::Q2_K, 1024 + 16 * (8 * 4 + 8)),
+            (GgufQuantType::Q3_K, 1024 + 512 + 16 * (8 * 4 + 8)),
+            (GgufQuantType::Q4_0, 2048 + 128 * 4),
+            (GgufQuantType::Q4_1, 2048 + 128 * 8),
+            (GgufQuantType::Q4_K, 2048 + 16 * (8 * 2 + 8)),
+            (GgufQuantType::IQ4_XS, 2048 + 16 * (8 * 2 + 8)),
+            (GgufQuantType::MXFP4, 2048 + 128 * 4),
+            (GgufQuantType::Q5_1, 2048 + 512 + 128 * 8),
+            (GgufQuantType::Q5_K, 2048 + 512 + 16 * (8 * 2 + 8)),
+            (GgufQuantType::Q6_K, 2048 + 1024 + 16 * (8 * 4 + 8)),
+            (GgufQuantType::Q8_0, 4096 + 128 * 4),
+        ];
+        let mut formats: Vec<_> = cases
+            .iter()
+            .map(|&(ty, bytes)| {
+                let format = Format::of_blocks(ty).expect("it is made of integers");
+                assert_eq!(format.tile_bytes(), bytes, "{ty:?}");
+                format
+            })
+            .collect();
+        for bits in [2, 3, 4, 8] {
+            formats.extend([1, 4].map(|min_groups| Format {
+                bits,
+                zero: 0,
+                table: 0,
+                nested: false,
+                min_groups,
+            }));
+        }
+        // What a block may ask for where it has 99 KiB, of which 1 KiB is kept for a kernel's own variables.
+        let least = 98 << 10;
+        for format in formats {
+            for rows in [1, MAX_ROWS] {
+                let bytes = shared_bytes(format, rows, MIN_STAGES);
+                assert!(bytes <= least, "{format:?}, {rows} rows: {bytes}");
+            }
+        }
+    }
+}
