@@ -24,6 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The checks of compute-sanitizer: accesses, races in shared memory, reads of what nothing has written, barriers.
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+# Lines of a check's errors that a report keeps: enough for the first few with their places.
+FIRST_LINES = 60
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -117,14 +119,17 @@ def sanitizer(a: argparse.Namespace) -> tuple[str, bool]:
     program = shutil.which("compute-sanitizer")
     if not program:
         raise SystemExit("compute-sanitizer is not here\nhint: it is part of the CUDA toolkit")
-    rows, good = [], True
+    rows, errors, good = [], [], True
     for tool in TOOLS:
         command = [program, "--tool", tool, "--error-exitcode", "7", a.ferrum, "verify", "ops", *a.on]
         done = run(command)
         summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", done.stdout + done.stderr)
         good &= done.returncode == 0
         rows.append([tool, summary[-1] if summary else "no summary", done.returncode])
-    return table(["check", "what it says", "exit status"], rows), good
+        if done.returncode:
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("=====")]
+            errors.append(f"## What {tool} found first\n\n```text\n" + "\n".join(lines[:FIRST_LINES]) + "\n```")
+    return "\n\n".join([table(["check", "what it says", "exit status"], rows), *errors]), good
 
 
 def main() -> int:

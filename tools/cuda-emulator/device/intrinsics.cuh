@@ -283,6 +283,10 @@ EMULATOR_PLAIN static inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4]
     emulator_warp(0xffffffffu, emulator::mma_op<uint8_t, emulator::float_of_e4m3>, &arg);
 }
 static inline void prefetch(const void*) {}
+template <int THREADS>
+static inline void block_barrier() {
+    __syncthreads();
+}
 extern "C" void emulator_wait_for_previous();
 static inline void wait_for_previous() { emulator_wait_for_previous(); }
 static inline void wgmma_publish() { emulator_publish(); }

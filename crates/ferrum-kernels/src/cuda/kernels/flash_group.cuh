@@ -258,11 +258,11 @@ __device__ __forceinline__ void flash_group(const Flash& c) {
         for (int i = 0; i < KN * 2; i++) weights[i] = packed<HALF>(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
         wgmma_hold(weights);
     };
-    // All that was begun of copies is there behind this, for all.
+    // All that was begun of copies is there behind this, for all. A group that has no more products waits at another line than the other.
     auto arrive = [&]() {
         cp_async_wait<0>();
         wgmma_publish();
-        __syncthreads();
+        block_barrier<THREADS>();
     };
     // Begins what the next step takes, over what the last one has read.
     auto copy_next = [&](int tile) {

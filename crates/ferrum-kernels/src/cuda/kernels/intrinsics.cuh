@@ -77,6 +77,12 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// A barrier of a block whose warps may come to it at different lines. `__syncthreads` promises no more than one line.
+template <int THREADS>
+__device__ __forceinline__ void block_barrier() {
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return uint32_t(__cvta_generic_to_shared(at));
 }
