@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that the reports of a CUDA card are made of, in one command of about five minutes: start, conformance, parity, speed, kernels,
+# All that the reports of a CUDA card are made of, in one command of several minutes: start, conformance, parity, speed, kernels,
 # compute-sanitizer. For a machine that is there for a short time; `report.py` takes them one after the other.
 #
 #     tools/device/collect.sh FERRUM OUT
@@ -39,10 +39,7 @@ model llama-3.2-1b $models/1b-bf16 & making+=($!)
 model qwen3-30b-a3b $models/30b-q4.gguf --format gguf --dtype q4_k_m & making+=($!)
 model qwen3-30b-a3b $models/30b-q4-2.gguf --format gguf --dtype q4_k_m --layers 2 & making+=($!)
 running=()
-for op in gemm_quant gemm_gptq gemm moe attention cache norm sample conv route embedding run_graph state; do
-    cases $op --filter $op & running+=($!)
-done
-for op in gemm attention; do cases f16-$op --activations f16 --filter $op & running+=($!); done
+for activations in bf16 f16; do cases $activations --activations $activations & running+=($!); done
 wait "${running[@]}"
 python3 - "$work"/cases-*.json <<'PYTHON' | tee "$out/conformance.txt"
 import json, pathlib, sys

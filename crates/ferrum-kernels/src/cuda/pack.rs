@@ -34,8 +34,8 @@ pub(super) struct Format {
 }
 
 /// Rows and groups of a tile, whose bytes lie beside each other.
-pub(super) const STRIP: usize = 16;
-pub(super) const STRETCH: usize = 8;
+pub(super) const TILE_ROWS: usize = 16;
+pub(super) const TILE_GROUPS: usize = 8;
 
 /// Groups that share a flat scale and its minimum where a layer's scales are of as many numbers.
 const SHARED: usize = 4;
@@ -78,7 +78,7 @@ impl Format {
     /// Bytes of the codes of a tile.
     pub(super) fn code_bytes(self) -> usize {
         let [low, high] = self.pieces();
-        STRIP * 16 * (low + high)
+        TILE_ROWS * 16 * (low + high)
     }
 
     /// Bytes of a group's nested scales.
@@ -93,11 +93,11 @@ impl Format {
     /// Bytes of a tile.
     pub(super) fn tile_bytes(self) -> usize {
         let scales = match (self.nested, self.min_groups) {
-            (true, _) => STRETCH * self.sub_bytes() + 8,
-            (false, 0) => STRETCH * 4,
-            (false, shared) => STRETCH / shared * 8,
+            (true, _) => TILE_GROUPS * self.sub_bytes() + 8,
+            (false, 0) => TILE_GROUPS * 4,
+            (false, shared) => TILE_GROUPS / shared * 8,
         };
-        self.code_bytes() + STRIP * scales
+        self.code_bytes() + TILE_ROWS * scales
     }
 }
 
@@ -176,7 +176,7 @@ impl<'a> Source<'a> {
         self.format() == other.format() && self.order() == other.order()
     }
 
-    /// Writes row `row` to the strip that it is row `at` of.
+    /// Writes row `row` to the row of tiles that it is row `at` of.
     fn fill(
         &self,
         op: &'static str,
@@ -186,7 +186,7 @@ impl<'a> Source<'a> {
     ) -> Result<()> {
         let mut to = PackedRow {
             format: self.format(),
-            strip: to.0,
+            row_tile: to.0,
             row: to.1,
         };
         match self {
@@ -204,10 +204,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A row of a strip of tiles.
+/// A row of a matrix in its row of tiles.
 struct PackedRow<'a> {
     format: Format,
-    strip: &'a mut [u8],
+    row_tile: &'a mut [u8],
     row: usize,
 }
 
@@ -215,7 +215,7 @@ impl PackedRow<'_> {
     /// The scales of the tile that a group is in.
     fn scales(&mut self, group: usize) -> &mut [u8] {
         let tile = self.format.tile_bytes();
-        let tile = &mut self.strip[group / STRETCH * tile..][..tile];
+        let tile = &mut self.row_tile[group / TILE_GROUPS * tile..][..tile];
         &mut tile[self.format.code_bytes()..]
     }
 
@@ -224,15 +224,15 @@ impl PackedRow<'_> {
         let Format {
             nested, min_groups, ..
         } = self.format;
-        let (row, at) = (self.row, group % STRETCH);
+        let (row, at) = (self.row, group % TILE_GROUPS);
         let pair: [u8; 8] = bytemuck::cast([scale.to_le_bytes(), minimum.to_le_bytes()]);
-        let subs = STRIP * STRETCH * self.format.sub_bytes();
+        let subs = TILE_ROWS * TILE_GROUPS * self.format.sub_bytes();
         let scales = self.scales(group);
         match (nested, min_groups) {
             (true, _) => scales[subs + 8 * row..][..8].copy_from_slice(&pair),
-            (false, 0) => scales[4 * (row * STRETCH + at)..][..4].copy_from_slice(&pair[..4]),
+            (false, 0) => scales[4 * (row * TILE_GROUPS + at)..][..4].copy_from_slice(&pair[..4]),
             (false, shared) => {
-                let at = (row * STRETCH + at) / shared;
+                let at = (row * TILE_GROUPS + at) / shared;
                 scales[8 * at..][..8].copy_from_slice(&pair);
             }
         }
@@ -242,7 +242,7 @@ impl PackedRow<'_> {
     fn subs(&mut self, group: usize, halves: [[u8; 2]; 2]) {
         let bytes: [u8; 4] = bytemuck::cast(halves);
         let len = self.format.sub_bytes();
-        let at = len * (self.row * STRETCH + group % STRETCH);
+        let at = len * (self.row * TILE_GROUPS + group % TILE_GROUPS);
         self.scales(group)[at..][..len].copy_from_slice(&bytes[..len]);
     }
 
@@ -268,12 +268,12 @@ impl PackedRow<'_> {
                 _ => {}
             }
         }
-        let tile = group / STRETCH * self.format.tile_bytes();
+        let tile = group / TILE_GROUPS * self.format.tile_bytes();
         let [low, high] = self.format.pieces();
-        for (start, pieces, words) in [(0, low, lower), (STRIP * 16 * low, high, upper)] {
+        for (start, pieces, words) in [(0, low, lower), (TILE_ROWS * 16 * low, high, upper)] {
             let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
-            let at = tile + start + place_in_plane(pieces, self.row, group % STRETCH);
-            self.strip[at..][..2 * pieces].copy_from_slice(&bytes[..2 * pieces]);
+            let at = tile + start + place_in_plane(pieces, self.row, group % TILE_GROUPS);
+            self.row_tile[at..][..2 * pieces].copy_from_slice(&bytes[..2 * pieces]);
         }
     }
 }
@@ -385,9 +385,9 @@ impl PackedSlab {
     ) -> Result<Self> {
         let format = sources[0].format();
         let rows: usize = sources.iter().map(Source::rows).sum();
-        let stretches = cols.div_ceil(GROUP * STRETCH);
-        let strip_bytes = check::elements(op, &[stretches, format.tile_bytes()])?;
-        let bytes = check::elements(op, &[rows.div_ceil(STRIP), strip_bytes])?;
+        let k_tiles = cols.div_ceil(GROUP * TILE_GROUPS);
+        let row_tile_bytes = check::elements(op, &[k_tiles, format.tile_bytes()])?;
+        let bytes = check::elements(op, &[rows.div_ceil(TILE_ROWS), row_tile_bytes])?;
         let memory = Memory::new(&ctx.shared().driver, bytes)?;
         let order = sources[0].order().map(|order| {
             let order_memory = Memory::new(&ctx.shared().driver, 4 * order.len())?;
@@ -398,7 +398,7 @@ impl PackedSlab {
             format,
             first_row,
             rows,
-            groups: stretches * STRETCH,
+            groups: k_tiles * TILE_GROUPS,
             order: order.transpose()?,
             memory,
         };
@@ -406,48 +406,53 @@ impl PackedSlab {
             .iter()
             .flat_map(|source| (0..source.rows()).map(move |row| (source, row)))
             .collect();
-        let of_strip = STRIP * STRETCH * GROUP * stretches.max(1);
-        let at_once = (STAGED / of_strip).max(1) * STRIP;
+        let of_row_tile = TILE_ROWS * TILE_GROUPS * GROUP * k_tiles.max(1);
+        let at_once = (STAGED / of_row_tile).max(1) * TILE_ROWS;
         for (number, some) in all.chunks(at_once).enumerate() {
-            let first = number * (at_once / STRIP) * strip_bytes;
+            let first = number * (at_once / TILE_ROWS) * row_tile_bytes;
             let to = [(
                 slab.memory.at + first as u64,
-                some.len().div_ceil(STRIP) * strip_bytes,
+                some.len().div_ceil(TILE_ROWS) * row_tile_bytes,
             )];
-            ctx.upload_with(op, &to, |staged| pack(op, some, cols, strip_bytes, staged))?;
+            ctx.upload_with(op, &to, |staged| {
+                pack(op, some, cols, row_tile_bytes, staged)
+            })?;
         }
         Ok(slab)
     }
 }
 
-/// Writes the tiles of some rows, the strips by all threads; each of their bytes is written.
+/// Writes the tiles of some rows, by all threads; each of their bytes is written.
 fn pack(
     op: &'static str,
     rows: &[(&Source<'_>, usize)],
     cols: usize,
-    strip_bytes: usize,
-    strips: &mut [u8],
+    row_tile_bytes: usize,
+    row_tiles: &mut [u8],
 ) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = rows.len().div_ceil(STRIP).div_ceil(threads).max(1);
-    let fill = |rows: &[(&Source<'_>, usize)], strips: &mut [u8]| {
-        for (rows, strip) in rows.chunks(STRIP).zip(strips.chunks_mut(strip_bytes)) {
+    let share = rows.len().div_ceil(TILE_ROWS).div_ceil(threads).max(1);
+    let fill = |rows: &[(&Source<'_>, usize)], row_tiles: &mut [u8]| {
+        for (rows, row_tile) in rows
+            .chunks(TILE_ROWS)
+            .zip(row_tiles.chunks_mut(row_tile_bytes))
+        {
             // Zeros behind the last row and the last number.
-            if rows.len() < STRIP || !cols.is_multiple_of(GROUP * STRETCH) {
-                strip.fill(0);
+            if rows.len() < TILE_ROWS || !cols.is_multiple_of(GROUP * TILE_GROUPS) {
+                row_tile.fill(0);
             }
             for (at, (source, row)) in rows.iter().enumerate() {
-                source.fill(op, *row, cols, (strip, at))?;
+                source.fill(op, *row, cols, (row_tile, at))?;
             }
         }
         Ok(())
     };
     std::thread::scope(|scope| {
         let parts = rows
-            .chunks(share * STRIP)
-            .zip(strips.chunks_mut(share * strip_bytes));
+            .chunks(share * TILE_ROWS)
+            .zip(row_tiles.chunks_mut(share * row_tile_bytes));
         let jobs: Vec<_> = parts
-            .map(|(rows, strips)| scope.spawn(move || fill(rows, strips)))
+            .map(|(rows, row_tiles)| scope.spawn(move || fill(rows, row_tiles)))
             .collect();
         let panicked = |_| Error::invalid(op, "a thread that packs weights panicked");
         jobs.into_iter()

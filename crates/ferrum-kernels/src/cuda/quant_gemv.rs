@@ -3,7 +3,7 @@
 
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
-use super::pack::{Format, PackedSlab, STRETCH, STRIP};
+use super::pack::{Format, PackedSlab, TILE_GROUPS, TILE_ROWS};
 use super::quant_kernels::{kernels, weight_args};
 use super::role::CudaAct;
 use super::tile;
@@ -31,8 +31,8 @@ fn shared_bytes(format: Format, rows: usize, stages: usize) -> usize {
     } else {
         1
     };
-    let factors = STRETCH * halves * (STRIP + 2) * 8;
-    let sums = 2 * STRIP * if rows > 1 { MAX_ROWS } else { 1 } * 4;
+    let factors = TILE_GROUPS * halves * (TILE_ROWS + 2) * 8;
+    let sums = 2 * TILE_ROWS * if rows > 1 { MAX_ROWS } else { 1 } * 4;
     WARPS * (stages * format.tile_bytes() + factors + sums)
 }
 
@@ -44,11 +44,11 @@ struct Launch {
 }
 
 impl Launch {
-    /// That of `strips` strips for one row of x, or for more. More blocks on a processor are better than more stages.
+    /// That of so many rows of tiles for one row of x, or for more. More blocks on a processor are better than more stages.
     fn of<A: CudaAct>(
         ctx: &CudaContext<A>,
         format: Format,
-        (strips, rows): (usize, usize),
+        (row_tiles, rows): (usize, usize),
     ) -> Self {
         // Each block takes 1 KiB more for itself.
         let processor = ctx.shared().processor_shared;
@@ -60,7 +60,7 @@ impl Launch {
         let shared = shared_bytes(format, rows, stages);
         let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
         Self {
-            grid: (strips.min(most), 32 * WARPS as u32, shared),
+            grid: (row_tiles.min(most), 32 * WARPS as u32, shared),
             stages,
         }
     }
@@ -90,7 +90,7 @@ pub(super) fn product<A: CudaAct>(
     if x.rows == 0 {
         return Ok(());
     }
-    let launch = Launch::of(ctx, slab.format, (out.columns.div_ceil(STRIP), x.rows));
+    let launch = Launch::of(ctx, slab.format, (out.columns.div_ceil(TILE_ROWS), x.rows));
     let mut args = [Arg::At(0); 16];
     args[..2].copy_from_slice(&[Arg::At(out.at), out.is_f32.into()]);
     args[2..4].copy_from_slice(&rows_of(ctx, op, x, slab)?);
@@ -122,11 +122,11 @@ pub(super) struct GemvPairs {
 }
 
 impl GemvPairs {
-    /// Strips of a pair, at most: an expert may begin and end within one.
-    fn strips(&self) -> usize {
-        match self.n.is_multiple_of(STRIP) {
-            true => self.n / STRIP,
-            false => (self.n + 2 * (STRIP - 1)) / STRIP,
+    /// RowTiles of a pair, at most: an expert may begin and end within one.
+    fn row_tiles(&self) -> usize {
+        match self.n.is_multiple_of(TILE_ROWS) {
+            true => self.n / TILE_ROWS,
+            false => (self.n + 2 * (TILE_ROWS - 1)) / TILE_ROWS,
         }
     }
 
@@ -139,8 +139,8 @@ impl GemvPairs {
         (slab, bias): (&PackedSlab, Arg),
         out: u64,
     ) -> Result<(Launch, [Arg; 19])> {
-        let strips = elements(op, &[self.pairs, self.strips()])?;
-        let launch = Launch::of(ctx, slab.format, (strips, 1));
+        let row_tiles = elements(op, &[self.pairs, self.row_tiles()])?;
+        let launch = Launch::of(ctx, slab.format, (row_tiles, 1));
         let mut args = [Arg::At(out); 19];
         args[1..3].copy_from_slice(&rows_of(ctx, op, x, slab)?);
         args[3..9].copy_from_slice(&weight_args(slab));
@@ -152,7 +152,7 @@ impl GemvPairs {
             Arg::Int(self.n),
             Arg::Int(self.experts),
             Arg::Int(self.pairs_per_row.max(1)),
-            Arg::Int(self.strips()),
+            Arg::Int(self.row_tiles()),
             Arg::Int(launch.stages),
             bias,
         ]);

@@ -1,7 +1,7 @@
 // Quantised weights as `pack.rs` lays them out.
 //
 // A group is 32 numbers of a row. Eight groups of 16 rows are a tile, whose bytes lie beside each other: the tiles of 16 rows (a
-// strip) follow one another, zeros behind the last row and the last number. So whoever streams a strip reads memory in the order of
+// row of tiles) follow one another, zeros behind the last row and the last number. So whoever streams a row of tiles reads memory in the order of
 // its addresses. In a tile come the planes of codes, row by row: the lower bits (2 or 4), then the upper ones (0, 1, 2 or 4), each so
 // that a shift and a mask give four codes in the bytes of a word: those of four numbers (`byte_of`), and from the next bits on those of
 // the numbers 16 behind them. Then come scales, of one of two forms:
@@ -13,7 +13,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int STRIP = 16, STRETCH = 8;
+constexpr int TILE_ROWS = 16, TILE_GROUPS = 8;
 
 struct Weight {
     const uint8_t* tiles;
@@ -37,12 +37,12 @@ __host__ __device__ constexpr int high_pieces(int bits) {
     return bits == 8 ? 8 : bits == 6 ? 4 : bits == 3 || bits == 5 ? 2 : 0;
 }
 // Where the upper plane and the scales of a tile begin.
-__host__ __device__ constexpr int high_of_tile(int bits) { return STRIP * 16 * low_pieces(bits); }
-__host__ __device__ constexpr int scales_of_tile(int bits) { return high_of_tile(bits) + STRIP * 16 * high_pieces(bits); }
+__host__ __device__ constexpr int high_of_tile(int bits) { return TILE_ROWS * 16 * low_pieces(bits); }
+__host__ __device__ constexpr int scales_of_tile(int bits) { return high_of_tile(bits) + TILE_ROWS * 16 * high_pieces(bits); }
 // Bytes of a group's nested scales.
 __host__ __device__ constexpr int sub_bytes(int bits) { return bits == 4 || bits == 5 ? 2 : 4; }
 // Where a row's pair of floats lies behind nested scales.
-__host__ __device__ constexpr int nested_pair(int bits, int row) { return STRIP * STRETCH * sub_bytes(bits) + 8 * row; }
+__host__ __device__ constexpr int nested_pair(int bits, int row) { return TILE_ROWS * TILE_GROUPS * sub_bytes(bits) + 8 * row; }
 
 // Where the 16-byte piece `piece` of a row lies.
 template <int PIECES>
@@ -61,7 +61,7 @@ struct GroupPlace {
     const uint8_t* tile;
     int row, g;
     __device__ __forceinline__ GroupPlace(const Weight& w, int64_t row, int groups, int g)
-        : tile(w.tiles + (row / STRIP * (groups / STRETCH) + g / STRETCH) * w.tile_bytes), row(int(row % STRIP)), g(g % STRETCH) {}
+        : tile(w.tiles + (row / TILE_ROWS * (groups / TILE_GROUPS) + g / TILE_GROUPS) * w.tile_bytes), row(int(row % TILE_ROWS)), g(g % TILE_GROUPS) {}
 };
 
 // Codes of IQ4 and of MXFP4 stand for these, sixteen signed bytes each.
@@ -123,7 +123,7 @@ __device__ __forceinline__ void codes_of(const PlaneBytes& bytes, int table, int
 // Scales and minimums of a group's halves, four bytes.
 template <int BITS>
 __device__ __forceinline__ uint32_t subs_of(const GroupPlace& at) {
-    const uint8_t* subs = at.tile + scales_of_tile(BITS) + (at.row * STRETCH + at.g) * sub_bytes(BITS);
+    const uint8_t* subs = at.tile + scales_of_tile(BITS) + (at.row * TILE_GROUPS + at.g) * sub_bytes(BITS);
     if (sub_bytes(BITS) == 2) return *reinterpret_cast<const uint16_t*>(subs) * 0x10001u;
     return *reinterpret_cast<const uint32_t*>(subs);
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ uint32_t subs_of(const GroupPlace& at) {
 template <int BITS>
 __device__ __forceinline__ float2 scales_of(const Weight& w, const GroupPlace& at) {
     const uint8_t* scales = at.tile + scales_of_tile(BITS);
-    int group = at.row * STRETCH + at.g;
+    int group = at.row * TILE_GROUPS + at.g;
     if (!w.nested && !w.min_groups) return make_float2(reinterpret_cast<const float*>(scales)[group], 0.0f);
     uint2 both = load8(scales + (w.nested ? nested_pair(BITS, at.row) : 8 * (w.min_groups == 4 ? group / 4 : group)));
     return make_float2(__uint_as_float(both.x), __uint_as_float(both.y));

@@ -3,18 +3,18 @@
 #ifdef ACT_16  // activations of f32 have the products of integers in quant.cu
 #include "quant_gemv.cuh"
 
-struct DenseStrips {
+struct DenseTiles {
     static constexpr int MATRICES = 1;
     void* out;
     int is_f32, columns;
     int64_t first, n;
 
     __device__ __forceinline__ const uint8_t* second_tiles() const { return nullptr; }
-    __device__ __forceinline__ Strip operator()(int number) const {
-        return {number, 0, min(columns - number * STRIP, STRIP), 0, first + int64_t(number) * STRIP, 0};
+    __device__ __forceinline__ RowTile operator()(int number) const {
+        return {number, 0, min(columns - number * TILE_ROWS, TILE_ROWS), 0, first + int64_t(number) * TILE_ROWS, 0};
     }
-    __device__ __forceinline__ void write(const Strip& strip, int row_of_x, int row, const float (&sums)[1]) const {
-        int64_t at = row_of_x * n + strip.out + row;
+    __device__ __forceinline__ void write(const RowTile& row_tile, int row_of_x, int row, const float (&sums)[1]) const {
+        int64_t at = row_of_x * n + row_tile.out + row;
         if (is_f32) static_cast<float*>(out)[at] = sums[0];
         else Act::write(static_cast<Act::Stored*>(out) + at, sums[0]);
     }
@@ -25,8 +25,8 @@ struct DenseStrips {
              int64_t first, int64_t n, int stages) {                                                                                \
         Weight w = WEIGHT;                                                                                              \
         GemvInput in = {x, stride, rows};                                                                               \
-        DenseStrips strips = {out, is_f32, columns, first, n};                                                          \
-        gemv_strips<Stretch<BITS, TABLE>, MANY, true>(strips, (columns + STRIP - 1) / STRIP, w, groups, stages, in);     \
+        DenseTiles row_tiles = {out, is_f32, columns, first, n};                                                          \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, MANY, true>(row_tiles, (columns + TILE_ROWS - 1) / TILE_ROWS, w, groups, stages, in);     \
     }
 #define QUANT_GEMV_BITS(NAME, BITS, TABLE)                                                                              \
     QUANT_GEMV(quant_gemv_##NAME##_1, BITS, TABLE, false)                                                               \

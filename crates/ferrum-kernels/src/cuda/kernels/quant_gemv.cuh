@@ -1,8 +1,8 @@
 // Products of up to eight rows of 16 bits with quantised matrices, on tensor cores: what decoding with quantised weights is made
 // of, and bound by the bytes of the weight.
 //
-// A block makes 16 rows of the weight at a time (a strip). Its warps share the strip's numbers in stretches of 256, which come to
-// shared memory through a ring of asynchronous copies of each warp; the ring goes on into the block's next strip, so that
+// A block makes 16 rows of the weight at a time (a row of tiles). Its warps share the tiles, of 256 numbers of k each, which come to
+// shared memory through a ring of asynchronous copies of each warp; the ring goes on into the block's next row of tiles, so that
 // enough bytes are always on their way. `quant_gemv.rs` says how many stages it has. A code c becomes the 16-bit number BIAS + c by one instruction for two, and a product
 // of such numbers is exact: scales, minimums and what the bias adds (BIAS times the sum of the activations, a product with ones)
 // are applied to the f32 sums of each 32 or 16 numbers. Activations stay as they are.
@@ -19,9 +19,9 @@ constexpr int WARPS = 8, MAX_STAGES = 3;
 #define GEMV_BOUNDS __launch_bounds__(32 * WARPS, 1)
 #endif
 // Bytes of a tile's scales, at most.
-constexpr int SCALE_BYTES = STRIP * 64;
+constexpr int SCALE_BYTES = TILE_ROWS * 64;
 // Factors of a group or half, for each row; the pad keeps stores of a warp in different banks.
-constexpr int FACTOR_STRIDE = STRIP + 2;
+constexpr int FACTOR_STRIDE = TILE_ROWS + 2;
 
 constexpr uint32_t ONES = ACT_IS_F16 ? 0x3c003c00u : 0x3f803f80u;
 // BIAS and, in steps of 16, UPPER_BIAS, as two numbers of 16 bits whose fractions have room for four (six) bits of a code.
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mma_act(float (&c)[4], const uint32_t (&a)[4], c
 }
 
 // 16 rows of a matrix, of which those from `begin` to before `end` are wanted, and what belongs to them.
-struct Strip {
+struct RowTile {
     int64_t number;
     int begin, end;
     int64_t x_row, out;  // of the first of the 16
@@ -52,13 +52,13 @@ struct Masks {
 };
 
 template <int BITS, bool TABLE>
-struct Stretch {
+struct PackedTile {
     // Codes of eight bits are two numbers, of which the second counts sixteen times.
     static constexpr bool WIDE = BITS == 8 || TABLE;
     // Whether each half of a group has a scale of its own.
     static constexpr int HALVES = BITS == 2 || BITS == 3 || BITS == 6 ? 2 : 1;
     static constexpr int HIGH = high_of_tile(BITS), SCALES = scales_of_tile(BITS);
-    static constexpr int FACTORS = STRETCH * HALVES * FACTOR_STRIDE;
+    static constexpr int FACTORS = TILE_GROUPS * HALVES * FACTOR_STRIDE;
 
     // A tile comes as it is.
     static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* tile, int tile_bytes) {
@@ -203,7 +203,7 @@ struct Stretch {
         }
     }
 
-    // Adds a stretch, whose elements of x begin at `x` for this lane; unless it is WHOLE, `left` of them are there.
+    // Adds a tile, whose elements of x begin at `x` for this lane; unless it is WHOLE, `left` of them are there.
     template <bool MANY, bool WHOLE>
     static __device__ __forceinline__ void add(float (&sums)[4], const uint8_t* from, const float2* factors, const uint16_t* x,
                                                int left, const Weight& w) {
@@ -211,10 +211,10 @@ struct Stretch {
         // The compiler, which knows no constants here, keeps each in one register instead of making it anew for each use.
         uint32_t nothing = uint32_t(w.zero) & 0x80000000u;
         Masks masks = {0x000f000fu | nothing, (BITS == 6 ? 0x00300030u : 0x00100010u) | nothing};
-        // As far as registers go; the last stretch of a row is seldom a part.
-        constexpr int UNROLL = !WHOLE ? 1 : WIDE || BITS < 4 ? 2 : STRETCH / 2;
+        // As far as registers go; the last tile of a row is seldom a part.
+        constexpr int UNROLL = !WHOLE ? 1 : WIDE || BITS < 4 ? 2 : TILE_GROUPS / 2;
 #pragma unroll UNROLL
-        for (int two = 0; two < STRETCH; two += 2) {
+        for (int two = 0; two < TILE_GROUPS; two += 2) {
             uint32_t low[4] = {0, 0, 0, 0};
             if constexpr (BITS >= 4) ldmatrix_x4(low, from + piece_offset<8>(lane % 16, two + lane / 16));
 #pragma unroll
@@ -236,34 +236,34 @@ struct GemvInput {
     int stride, rows;
 };
 
-// The block's strips of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs before. Each is one of as many matrices as
-// STRIPS::MATRICES, whose sums are written together.
-template <class S, bool MANY, bool EARLY, class Strips>
-__device__ __forceinline__ void gemv_strips(const Strips& strips, int count, const Weight& w, int groups, int stages, const GemvInput& in) {
+// The block's rows of tiles, of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs before. Each is one of as many matrices as
+// `RowTiles::MATRICES`, whose sums are written together.
+template <class S, bool MANY, bool EARLY, class RowTiles>
+__device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int count, const Weight& w, int groups, int stages, const GemvInput& in) {
     extern __shared__ uint4 memory[];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stretches = groups / STRETCH;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = groups / TILE_GROUPS;
     const int of_ring = stages * w.tile_bytes, bytes = of_ring + S::FACTORS * int(sizeof(float2));
     uint8_t* ring = reinterpret_cast<uint8_t*>(memory) + warp * bytes;
     float2* factors = reinterpret_cast<float2*>(ring + of_ring);
     float* shared = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(memory) + WARPS * bytes);
-    const int of_warp = STRIP * (MANY ? 8 : 1);
+    const int of_warp = TILE_ROWS * (MANY ? 8 : 1);
 
     if (!EARLY) wait_for_previous();
-    int asked = blockIdx.x, asked_matrix = 0, asked_stretch = stretches, into = 0;
+    int asked = blockIdx.x, asked_matrix = 0, asked_tile = k_tiles, into = 0;
     const uint8_t* next = nullptr;
     auto begin = [&] {
-        if (warp >= stretches || asked >= count) return;
-        const uint8_t* tiles = asked_matrix ? strips.second_tiles() : w.tiles;
-        next = tiles + (strips(asked).number * stretches + warp) * w.tile_bytes, asked_stretch = warp;
+        if (warp >= k_tiles || asked >= count) return;
+        const uint8_t* tiles = asked_matrix ? row_tiles.second_tiles() : w.tiles;
+        next = tiles + (row_tiles(asked).number * k_tiles + warp) * w.tile_bytes, asked_tile = warp;
     };
     begin();
     auto ask = [&] {
-        if (asked_stretch < stretches) {
+        if (asked_tile < k_tiles) {
             S::copy(ring + into, next, w.tile_bytes);
-            into += w.tile_bytes, next += WARPS * w.tile_bytes, asked_stretch += WARPS;
+            into += w.tile_bytes, next += WARPS * w.tile_bytes, asked_tile += WARPS;
             if (into == of_ring) into = 0;
-            if (asked_stretch >= stretches) {
-                if (++asked_matrix == Strips::MATRICES) asked_matrix = 0, asked += gridDim.x;
+            if (asked_tile >= k_tiles) {
+                if (++asked_matrix == RowTiles::MATRICES) asked_matrix = 0, asked += gridDim.x;
                 begin();
             }
         }
@@ -274,16 +274,16 @@ __device__ __forceinline__ void gemv_strips(const Strips& strips, int count, con
 
     int slot = 0, turn = 0;
     for (int number = blockIdx.x; number < count; number += gridDim.x) {
-        Strip strip = strips(number);
+        RowTile row_tile = row_tiles(number);
         // Lanes of rows that are not there make sums that nobody takes.
-        const uint16_t* x = in.x + (strip.x_row + min(lane / 4, in.rows - 1)) * in.stride + lane % 4 * 4;
-        int row = threadIdx.x % STRIP, row_of_x = threadIdx.x / STRIP;
-        float of_matrices[Strips::MATRICES] = {};
+        const uint16_t* x = in.x + (row_tile.x_row + min(lane / 4, in.rows - 1)) * in.stride + lane % 4 * 4;
+        int row = threadIdx.x % TILE_ROWS, row_of_x = threadIdx.x / TILE_ROWS;
+        float of_matrices[RowTiles::MATRICES] = {};
 #pragma unroll 1
-        for (int matrix = 0; matrix < Strips::MATRICES; matrix++, turn ^= 1) {
+        for (int matrix = 0; matrix < RowTiles::MATRICES; matrix++, turn ^= 1) {
             float sums[4] = {0, 0, 0, 0};
 #pragma unroll 1
-            for (int stretch = warp; stretch < stretches; stretch += WARPS) {
+            for (int k_tile = warp; k_tile < k_tiles; k_tile += WARPS) {
                 if (stages == MAX_STAGES) cp_async_wait<MAX_STAGES - 2>();
                 else cp_async_wait<0>();
                 __syncwarp();
@@ -291,10 +291,10 @@ __device__ __forceinline__ void gemv_strips(const Strips& strips, int count, con
                 const uint8_t* from = ring + slot;
                 S::make_factors(factors, from, w);
                 __syncwarp();
-                const int elements = STRETCH * 32, left = in.stride - stretch * elements - lane % 4 * 4;
-                const uint16_t* of_stretch = x + stretch * elements;
-                if (left >= elements - 16) S::template add<MANY, true>(sums, from, factors, of_stretch, left, w);
-                else S::template add<MANY, false>(sums, from, factors, of_stretch, left, w);
+                const int elements = TILE_GROUPS * 32, left = in.stride - k_tile * elements - lane % 4 * 4;
+                const uint16_t* of_tile = x + k_tile * elements;
+                if (left >= elements - 16) S::template add<MANY, true>(sums, from, factors, of_tile, left, w);
+                else S::template add<MANY, false>(sums, from, factors, of_tile, left, w);
                 slot += w.tile_bytes;
                 if (slot == of_ring) slot = 0;
             }
@@ -303,14 +303,14 @@ __device__ __forceinline__ void gemv_strips(const Strips& strips, int count, con
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int of_x = lane % 4 * 2 + i % 2;
-                if (MANY || of_x == 0) of_block[warp * of_warp + of_x * STRIP + lane / 4 + i / 2 * 8] = sums[i];
+                if (MANY || of_x == 0) of_block[warp * of_warp + of_x * TILE_ROWS + lane / 4 + i / 2 * 8] = sums[i];
             }
             __syncthreads();
             if (row_of_x >= in.rows) continue;
             float sum = 0;
             for (int i = 0; i < WARPS; i++) sum += of_block[i * of_warp + threadIdx.x];
-            of_matrices[matrix == 0 ? 0 : Strips::MATRICES - 1] = sum;
+            of_matrices[matrix == 0 ? 0 : RowTiles::MATRICES - 1] = sum;
         }
-        if (row_of_x < in.rows && row >= strip.begin && row < strip.end) strips.write(strip, row_of_x, row, of_matrices);
+        if (row_of_x < in.rows && row >= row_tile.begin && row < row_tile.end) row_tiles.write(row_tile, row_of_x, row, of_matrices);
     }
 }

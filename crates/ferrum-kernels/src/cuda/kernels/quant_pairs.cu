@@ -4,42 +4,42 @@
 #include "quant_gemv.cuh"
 
 // Pairs of tokens and experts, each with a row of x and the matrix of its expert; the rows of all experts are one matrix, so an
-// expert may begin and end within a strip. `ids` has pairs by expert.
+// expert may begin and end within a row of tiles. `ids` has pairs by expert.
 struct Pairs {
     const int *expert_ids, *ids;
-    // `each` strips for a pair, at most.
+    // `each` rows of tiles for a pair, at most.
     int pairs, n, experts, share, each;
 
-    __device__ __forceinline__ Strip strip(int number) const {
+    __device__ __forceinline__ RowTile row_tile(int number) const {
         int of = number / each, pair = ids[of];
         int expert = pair >= 0 && pair < pairs ? expert_ids[pair] : -1;
         if (expert < 0 || expert >= experts) return {0, 0, 0, 0, 0, 0};
-        int64_t first = int64_t(expert) * n, strip = first / STRIP + number - of * each;
-        int before = int(strip * STRIP - first);
-        // Behind the last expert there is no strip.
+        int64_t first = int64_t(expert) * n, row_tile = first / TILE_ROWS + number - of * each;
+        int before = int(row_tile * TILE_ROWS - first);
+        // Behind the last expert there is none.
         if (before >= n) return {0, 0, 0, 0, 0, 0};
-        return {strip, max(-before, 0), min(n - before, STRIP), pair / share, int64_t(pair) * n + before, expert};
+        return {row_tile, max(-before, 0), min(n - before, TILE_ROWS), pair / share, int64_t(pair) * n + before, expert};
     }
     // The bias of the expert's row that goes to `at` of the output.
-    __device__ __forceinline__ float bias(const float* biases, const Strip& strip, int64_t at) const {
-        return biases ? biases[int64_t(strip.expert) * n + at % n] : 0.0f;
+    __device__ __forceinline__ float bias(const float* biases, const RowTile& row_tile, int64_t at) const {
+        return biases ? biases[int64_t(row_tile.expert) * n + at % n] : 0.0f;
     }
 };
-struct PairStrips {
+struct PairTiles {
     static constexpr int MATRICES = 1;
     Act::Stored* out;
     Pairs of;
     const float* biases;
 
     __device__ __forceinline__ const uint8_t* second_tiles() const { return nullptr; }
-    __device__ __forceinline__ Strip operator()(int number) const { return of.strip(number); }
-    __device__ __forceinline__ void write(const Strip& strip, int, int row, const float (&sums)[1]) const {
-        int64_t at = strip.out + row;
-        Act::write(out + at, sums[0] + of.bias(biases, strip, at));
+    __device__ __forceinline__ RowTile operator()(int number) const { return of.row_tile(number); }
+    __device__ __forceinline__ void write(const RowTile& row_tile, int, int row, const float (&sums)[1]) const {
+        int64_t at = row_tile.out + row;
+        Act::write(out + at, sums[0] + of.bias(biases, row_tile, at));
     }
 };
 // Gate and up, which become one number.
-struct GatedStrips {
+struct GatedTiles {
     static constexpr int MATRICES = 2;
     Act::Stored* out;
     Pairs of;
@@ -49,10 +49,10 @@ struct GatedStrips {
     Gating gated;
 
     __device__ __forceinline__ const uint8_t* second_tiles() const { return up_tiles; }
-    __device__ __forceinline__ Strip operator()(int number) const { return of.strip(number); }
-    __device__ __forceinline__ void write(const Strip& strip, int, int row, const float (&sums)[2]) const {
-        int64_t at = strip.out + row;
-        Act::write(out + at, gated(sums[0] + of.bias(biases, strip, at), sums[1] + of.bias(up_biases, strip, at)));
+    __device__ __forceinline__ RowTile operator()(int number) const { return of.row_tile(number); }
+    __device__ __forceinline__ void write(const RowTile& row_tile, int, int row, const float (&sums)[2]) const {
+        int64_t at = row_tile.out + row;
+        Act::write(out + at, gated(sums[0] + of.bias(biases, row_tile, at), sums[1] + of.bias(up_biases, row_tile, at)));
     }
 };
 #define PAIR_PARAMS                                                                                                     \
@@ -62,17 +62,17 @@ struct GatedStrips {
     KERNEL GEMV_BOUNDS quant_pairs_##NAME(PAIR_PARAMS) {                                           \
         Weight w = WEIGHT;                                                                                              \
         GemvInput in = {x, stride, 1};                                                                                  \
-        PairStrips strips = {out, {expert_ids, ids, pairs, n, experts, share, each}, biases};                           \
-        gemv_strips<Stretch<BITS, TABLE>, false, false>(strips, pairs * each, w, groups, stages, in);                   \
+        PairTiles row_tiles = {out, {expert_ids, ids, pairs, n, experts, share, each}, biases};                           \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, in);                   \
     }                                                                                                                   \
     KERNEL GEMV_BOUNDS                                                                             \
         quant_gated_##NAME(PAIR_PARAMS, const uint8_t* up_tiles, const float* up_biases, int activation, float alpha,   \
                            float limit) {                                                                               \
         Weight w = WEIGHT;                                                                                              \
         GemvInput in = {x, stride, 1};                                                                                  \
-        GatedStrips strips = {out,      {expert_ids, ids, pairs, n, experts, share, each}, biases,                      \
+        GatedTiles row_tiles = {out,      {expert_ids, ids, pairs, n, experts, share, each}, biases,                      \
                               up_tiles, up_biases,                                         {activation, alpha, limit}}; \
-        gemv_strips<Stretch<BITS, TABLE>, false, false>(strips, pairs * each, w, groups, stages, in);                   \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, in);                   \
     }
 QUANT_PAIRS(2, 2, false)
 QUANT_PAIRS(3, 3, false)

@@ -135,7 +135,7 @@ struct PackedRows {
         if (bits == 8) cp_async16(high, upper + group_offset<8>(at.row, at.g));
         if (bits == 6) cp_async8(high, upper + group_offset<4>(at.row, at.g));
         if (bits == 3 || bits == 5) cp_async4(high, upper + group_offset<2>(at.row, at.g));
-        int group = at.row * STRETCH + at.g;
+        int group = at.row * TILE_GROUPS + at.g;
         // Of two bytes each, those of two groups.
         if (w.nested) cp_async4(to + RAW_SUB + 4 * t, scales + (sub_bytes(bits) == 2 ? 2 * (group & ~1) : 4 * group));
         if (w.nested) cp_async8(to + RAW_SCALE + 8 * t, scales + nested_pair(bits, at.row));
@@ -566,5 +566,5 @@ typedef TileShape<128, 128, 32, 64, 64, 3, 2> Tile128;
         const float *bias, const float *gate, int activation, float alpha, float limit
 #define TILE_BLOCK(SHAPE, OF, WEIGHT_ROWS)                                                                              \
     TileInput in = {x, x_stride, ids, share};                                                                           \
-    TileOutput to = {out, is_f32, first, n, row_scales, bias, gate, {activation, alpha, limit}};                          \
+    TileOutput to = {out, is_f32, first, n, row_scales, bias, gate, {activation, alpha, limit}};                        \
     tile_block<SHAPE, OF>(in, WEIGHT_ROWS, to, rows, row_tiles, columns, splits, offsets, experts);
