@@ -49,3 +49,4 @@ pub mod simd;
 pub mod state;
 mod store;
 pub mod threads;
+mod unrolled;

@@ -7,6 +7,7 @@
 
 use super::lane::{F32Lane, Lane};
 use crate::simd::{LANES, Simd};
+use crate::unrolled::unrolled;
 use std::marker::PhantomData;
 
 /// Most rows of a tile at any level.
@@ -153,13 +154,13 @@ pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: us
     for step in 0..k {
         // SAFETY: `step < k`.
         let columns = unsafe { b.at::<S, NV>(s, step) };
-        for (i, sums) in sums.iter_mut().enumerate() {
+        unrolled!(i < MR => {
             // SAFETY: `i < MR` and `step < k`.
             let x = s.splat(unsafe { *a.ptr.add(i * a.row + step * a.step) });
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = C::Lane::add(s, x, column, *sum);
-            }
-        }
+            unrolled!(v < NV => {
+                sums[i][v] = C::Lane::add(s, x, columns[v], sums[i][v]);
+            });
+        });
     }
     *acc = sums;
 }

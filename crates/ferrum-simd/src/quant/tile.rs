@@ -7,6 +7,7 @@
 use super::acts::word;
 use super::format::{CodeLayout, STEPS, ScaleLayout};
 use crate::simd::{ByteProducts, Simd};
+use crate::unrolled::unrolled;
 use std::marker::PhantomData;
 
 /// Bytes of a vector.
@@ -238,43 +239,45 @@ pub(crate) unsafe fn unit<S: ByteProducts, W: HalfUnit, const MR: usize>(
         let rows = Rows::<MR>(acts);
         let totals = totals::<S, W, MR>(s, weights, rows);
         let scale = weights.scale(s);
-        for (r, sum) in sums.iter_mut().enumerate() {
+        unrolled!(r < MR => {
             let scale = s.mul(scale, s.splat(rows.float(word::SCALE, r)));
-            *sum = s.fma(scale, s.to_f32(totals[r]), *sum);
-        }
+            sums[r] = s.fma(scale, s.to_f32(totals[r]), sums[r]);
+        });
         if !W::ScaleLayout::MINIMUMS {
             return;
         }
         let minimum = weights.minimum(s);
         if W::ScaleLayout::SUBS == 1 {
-            for (r, sum) in sums.iter_mut().enumerate() {
+            unrolled!(r < MR => {
                 let scaled = s.splat(rows.float(word::SCALED_SUM, r));
-                *sum = s.fnma(minimum, scaled, *sum);
-            }
+                sums[r] = s.fnma(minimum, scaled, sums[r]);
+            });
             return;
         }
         let pairs = weights.minimum_pairs(s);
-        for (r, sum) in sums.iter_mut().enumerate() {
+        unrolled!(r < MR => {
             let less = s.dot_pairs(pairs, s.splat_i(rows.int(word::LESS_SUMS, r)));
             let minimum = s.mul(minimum, s.splat(rows.float(word::SCALE, r)));
-            *sum = s.fma(minimum, s.to_f32(less), *sum);
-        }
+            sums[r] = s.fma(minimum, s.to_f32(less), sums[r]);
+        });
     }
 }
 
-/// Runs `$body` for each step, written out: its constants are known and nothing is counted.
-macro_rules! each_step {
-    ($t:ident => $body:block) => {
-        each_step!(@ $t, $body, 0 1 2 3 4 5 6 7)
-    };
-    (@ $t:ident, $body:block, $($n:literal)*) => {
-        $({
-            let $t: usize = $n;
-            $body
-        })*
+/// How level `S` adds the products of `W`'s steps. Constants, so that of [`totals`]' ways only the one that
+/// is taken is compiled.
+struct Steps<S, W>(PhantomData<(S, W)>);
+
+impl<S: ByteProducts, W: HalfUnit> Steps<S, W> {
+    /// Steps whose products are added before they are widened.
+    const RUN: usize = {
+        let (narrow, steps) = (W::CodeLayout::NARROW_STEPS, STEPS / W::ScaleLayout::SUBS);
+        if S::ROOMY || narrow > steps {
+            steps
+        } else {
+            narrow
+        }
     };
 }
-const _: () = assert!(STEPS == 8);
 
 /// The sums of half a unit's products, with integer scales where there are some.
 ///
@@ -288,12 +291,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
 ) -> [S::I; MR] {
     let subs = W::ScaleLayout::SUBS;
     let steps_of = STEPS / subs;
-    // Steps whose products are added before they are widened.
-    let run = if S::ROOMY {
-        steps_of
-    } else {
-        W::CodeLayout::NARROW_STEPS.min(steps_of)
-    };
+    let run = Steps::<S, W>::RUN;
     let mut totals = [s.splat_i(0); MR];
     let mut products = [s.no_products(); MR];
     // SAFETY: the caller's contract; words are those of `acts::word`, and rows are below MR.
@@ -304,35 +302,35 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         }
         if subs == 2 && W::CodeLayout::ZERO != 0 {
             let offsets = weights.offsets(s);
-            for (r, total) in totals.iter_mut().enumerate() {
-                *total = s.dot_pairs(offsets, s.splat_i(rows.int(word::LESS_SUMS, r)));
-            }
+            unrolled!(r < MR => {
+                totals[r] = s.dot_pairs(offsets, s.splat_i(rows.int(word::LESS_SUMS, r)));
+            });
         }
-        each_step!(t => {
+        unrolled!(t < STEPS => {
             let step = weights.step(s, t);
-            if W::CodeLayout::WIDE {
-                for (r, total) in totals.iter_mut().enumerate() {
-                    *total = s.wide(*total, step, rows.int(t, r));
-                }
-            } else if run == 2 {
+            if const { W::CodeLayout::WIDE } {
+                unrolled!(r < MR => {
+                    totals[r] = s.wide(totals[r], step, rows.int(t, r));
+                });
+            } else if const { Steps::<S, W>::RUN == 2 } {
                 // One row after the other: its products need no register for long.
                 if t % 2 == 1 {
                     let before = weights.step(s, t - 1);
-                    for (r, total) in totals.iter_mut().enumerate() {
+                    unrolled!(r < MR => {
                         let products = s.narrow(s.no_products(), before, rows.int(t - 1, r));
                         let products = s.narrow(products, step, rows.int(t, r));
-                        *total = collect::<S, W>(s, products, factors[t / steps_of], *total);
-                    }
+                        totals[r] = collect::<S, W>(s, products, factors[t / steps_of], totals[r]);
+                    });
                 }
             } else {
-                for (r, products) in products.iter_mut().enumerate() {
-                    *products = s.narrow(*products, step, rows.int(t, r));
-                }
+                unrolled!(r < MR => {
+                    let before = if t.is_multiple_of(run) { s.no_products() } else { products[r] };
+                    products[r] = s.narrow(before, step, rows.int(t, r));
+                });
                 if (t + 1).is_multiple_of(run) {
-                    for (r, total) in totals.iter_mut().enumerate() {
-                        *total = collect::<S, W>(s, products[r], factors[t / steps_of], *total);
-                        products[r] = s.no_products();
-                    }
+                    unrolled!(r < MR => {
+                        totals[r] = collect::<S, W>(s, products[r], factors[t / steps_of], totals[r]);
+                    });
                 }
             }
         });
@@ -344,10 +342,10 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         };
         if subs == 1 && above != 0 {
             let above = s.splat_i(above << 16 | above);
-            for (r, total) in totals.iter_mut().enumerate() {
+            unrolled!(r < MR => {
                 let less = s.splat_i(rows.int(word::LESS_SUMS, r));
-                *total = s.add_i(*total, s.dot_pairs(above, less));
-            }
+                totals[r] = s.add_i(totals[r], s.dot_pairs(above, less));
+            });
         }
     }
     totals
