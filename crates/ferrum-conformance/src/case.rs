@@ -2,7 +2,7 @@
 
 use crate::compare::{Tolerance, compare, compare_rows};
 use crate::data::Rng;
-use crate::io::{CaseError, Check, Fault, Io, Output, Refusals};
+use crate::io::{CaseError, Check, Fault, Io, Output, Refusals, wrong};
 use crate::report::{Outcome, Report};
 use ferrum_kernels::{Backend, reference::ReferenceBackend};
 use ferrum_types::{Element, Error, FloatElement};
@@ -22,6 +22,9 @@ pub struct Case<B: Backend> {
 }
 
 type Run<B> = Box<dyn Fn(&B, Fault) -> Check<f64>>;
+
+/// Makes the input of a case.
+type Make<D> = Box<dyn Fn(&mut Rng) -> D>;
 
 impl<B: Backend> Case<B> {
     /// Runs the case on `device`. A panic of the backend is a failure of the case.
@@ -153,14 +156,14 @@ impl<B: Backend> Cases<B> {
         &mut self,
         (op, dtype, name): (&'static str, &'static str, String),
         compares: bool,
-        run: impl Fn(&B, Fault) -> Check<f64> + 'static,
+        run: Run<B>,
     ) {
         self.list.push(Case {
             op,
             dtype,
             name,
             compares,
-            run: Box::new(run),
+            run,
         });
     }
 
@@ -172,6 +175,16 @@ impl<B: Backend> Cases<B> {
         make: impl Fn(&mut Rng) -> D + 'static,
         implementations: OpImplementations<B, D>,
     ) {
+        self.add_boxed(label, Box::new(make), implementations);
+    }
+
+    /// [`add`](Self::add), compiled once for each input and not for each case.
+    fn add_boxed<D: 'static>(
+        &mut self,
+        label: Label,
+        make: Make<D>,
+        implementations: OpImplementations<B, D>,
+    ) {
         let Label {
             op,
             dtype,
@@ -179,81 +192,81 @@ impl<B: Backend> Cases<B> {
             tolerance,
         } = label;
         let seed = format!("{op} {dtype} {name}");
-        self.push((op, dtype, name), true, move |device, fault| {
+        let run = move |device: &B, fault| {
             let data = make(&mut Rng::new(&seed, round::<B>));
             let found = outputs(device, fault, &data, implementations.run)?;
-            let expected: Vec<Vec<f64>> = if B::NAME == ReferenceBackend::NAME {
+            let expected = if B::NAME == ReferenceBackend::NAME {
                 (implementations.formula)(&data)
             } else {
-                let outputs = outputs(
-                    &ReferenceBackend::new(),
-                    Fault::None,
-                    &data,
-                    implementations.reference,
-                )?;
-                outputs.into_iter().map(|output| output.values).collect()
+                let reference = ReferenceBackend::new();
+                let outputs = outputs(&reference, Fault::None, &data, implementations.reference)?;
+                values(outputs)
             };
             compare_all(&found, expected, tolerance).map_err(CaseError::Wrong)
-        });
+        };
+        self.push((op, dtype, name), true, Box::new(run));
     }
 
     /// Two ways to one result, which must have the same bits, or be as near as the backend says.
     pub(crate) fn same<D: 'static>(
         &mut self,
-        (op, dtype, name): (&'static str, &'static str, &str),
+        name: (&'static str, &'static str, &str),
         make: impl Fn(&mut Rng) -> D + 'static,
-        one: fn(&mut Io<'_, B>, &D) -> Check,
-        other: fn(&mut Io<'_, B>, &D) -> Check,
+        one: WithIo<B, D>,
+        other: WithIo<B, D>,
+    ) {
+        self.same_boxed(name, Box::new(make), one, other);
+    }
+
+    /// [`same`](Self::same), compiled once for each input and not for each case.
+    fn same_boxed<D: 'static>(
+        &mut self,
+        (op, dtype, name): (&'static str, &'static str, &str),
+        make: Make<D>,
+        one: WithIo<B, D>,
+        other: WithIo<B, D>,
     ) {
         let seed = format!("{op} {dtype} {name}");
-        self.push((op, dtype, name.to_owned()), true, move |device, fault| {
+        let run = move |device: &B, fault| {
             let data = make(&mut Rng::new(&seed, round::<B>));
-            let a = joined(outputs(device, fault, &data, one)?);
-            let b = joined(outputs(device, Fault::None, &data, other)?);
+            let a = values(outputs(device, fault, &data, one)?).concat();
+            let b = values(outputs(device, Fault::None, &data, other)?).concat();
             compare_rows(device.batch_invariance(), &a, &b).map_err(CaseError::Wrong)
-        });
+        };
+        self.push((op, dtype, name.to_owned()), true, Box::new(run));
     }
 
     /// Checks that a buffer one element too short is refused, each in turn: with [`Error::Shape`], the same as on
     /// the reference.
     pub(crate) fn rejects_short_buffers<D: 'static>(
         &mut self,
-        (op, dtype): (&'static str, &'static str),
+        name: (&'static str, &'static str),
         make: impl Fn(&mut Rng) -> D + 'static,
+        implementations: (WithIo<B, D>, WithIo<ReferenceBackend, D>),
+    ) {
+        self.rejects_short_buffers_boxed(name, Box::new(make), implementations);
+    }
+
+    /// [`rejects_short_buffers`](Self::rejects_short_buffers), compiled once for each input and not for each case.
+    fn rejects_short_buffers_boxed<D: 'static>(
+        &mut self,
+        (op, dtype): (&'static str, &'static str),
+        make: Make<D>,
         (run, reference): (WithIo<B, D>, WithIo<ReferenceBackend, D>),
     ) {
         let name = "a buffer too short";
-        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+        let case = move |device: &B, _| {
             let data = make(&mut Rng::new(&format!("{op} {dtype} {name}"), round::<B>));
             let mut io = Io::new(device, Fault::None)?;
             run(&mut io, &data)?;
-            let buffers = io.checked().to_vec();
-            for (i, buffer) in buffers.iter().enumerate() {
-                let result = run(&mut Io::shortened(device, i)?, &data);
-                let found = match result {
-                    Err(CaseError::Error(error @ Error::Shape { .. })) => error,
-                    other => {
-                        let found = match other {
-                            Err(CaseError::Error(error)) => format!("the error \"{error}\""),
-                            Ok(()) | Err(CaseError::Wrong(_)) => "no error".to_owned(),
-                        };
-                        return Err(CaseError::Wrong(format!(
-                            "{buffer} one element too short gave {found}, expected a shape error"
-                        )));
-                    }
-                };
-                match reference(&mut Io::shortened(&ReferenceBackend::new(), i)?, &data) {
-                    Err(CaseError::Error(expected)) if expected == found => {}
-                    other => {
-                        return Err(CaseError::Wrong(format!(
-                            "{buffer} one element too short gave \"{found}\", \
-                             the reference gives {other:?}"
-                        )));
-                    }
-                }
+            for (i, buffer) in io.checked().iter().enumerate() {
+                let found = run(&mut Io::shortened(device, i)?, &data);
+                let expected = reference(&mut Io::shortened(&ReferenceBackend::new(), i)?, &data);
+                same_shape_error(buffer, found, expected)?;
             }
             Ok(0.0)
-        });
+        };
+        self.push((op, dtype, name.to_owned()), false, Box::new(case));
     }
 
     /// Arguments that every backend refuses with the same error as the reference.
@@ -262,13 +275,14 @@ impl<B: Backend> Cases<B> {
         (op, dtype, name): (&'static str, &'static str, &str),
         (run, reference): (Refuse<B>, Refuse<ReferenceBackend>),
     ) {
-        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+        let case = move |device: &B, _| {
             let (mut found, mut expected) = (Refusals::default(), Refusals::default());
             run(device, &mut found)?;
             reference(&ReferenceBackend::new(), &mut expected)?;
             found.compare(&expected)?;
             Ok(0.0)
-        });
+        };
+        self.push((op, dtype, name.to_owned()), false, Box::new(case));
     }
 
     /// Anything else that is right or wrong.
@@ -277,10 +291,11 @@ impl<B: Backend> Cases<B> {
         (op, dtype, name): (&'static str, &'static str, &str),
         run: impl Fn(&B) -> Check + 'static,
     ) {
-        self.push((op, dtype, name.to_owned()), false, move |device, _| {
+        let case = move |device: &B, _| {
             run(device)?;
             Ok(0.0)
-        });
+        };
+        self.push((op, dtype, name.to_owned()), false, Box::new(case));
     }
 
     /// Runs the cases that `filter` wants.
@@ -320,11 +335,30 @@ fn outputs<B: Backend, D>(
     Ok(io.outputs)
 }
 
-fn joined(outputs: Vec<Output>) -> Vec<f64> {
-    outputs
-        .into_iter()
-        .flat_map(|output| output.values)
-        .collect()
+fn values(outputs: Vec<Output>) -> Vec<Vec<f64>> {
+    outputs.into_iter().map(|output| output.values).collect()
+}
+
+/// Fails unless both results of an op whose `buffer` was too short are the same [`Error::Shape`].
+fn same_shape_error(buffer: &str, found: Check, expected: Check) -> Check {
+    let found = match found {
+        Err(CaseError::Error(error @ Error::Shape { .. })) => error,
+        other => {
+            let found = match other {
+                Err(CaseError::Error(error)) => format!("the error \"{error}\""),
+                Ok(()) | Err(CaseError::Wrong(_)) => "no error".to_owned(),
+            };
+            return wrong(format!(
+                "{buffer} one element too short gave {found}, expected a shape error"
+            ));
+        }
+    };
+    match expected {
+        Err(CaseError::Error(expected)) if expected == found => Ok(()),
+        other => wrong(format!(
+            "{buffer} one element too short gave \"{found}\", the reference gives {other:?}"
+        )),
+    }
 }
 
 /// The worst NMSE of all outputs.

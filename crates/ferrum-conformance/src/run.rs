@@ -18,6 +18,8 @@ use ferrum_kernels::{
     BackendQuantMarlin, BackendSample, BackendState, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16,
     KvInt8,
 };
+#[cfg(feature = "cuda")]
+use half::{bf16, f16};
 
 /// Runs the cases of [`Backend`] itself.
 pub fn run_core<B: Backend>(device: &B, filter: &Filter, report: &mut Report) {
@@ -204,7 +206,34 @@ pub fn run_cpu(device: &CpuBackend, filter: &Filter) -> Report {
 
 /// The whole suite on the CUDA backend with activations of `A`.
 #[cfg(feature = "cuda")]
-pub fn run_cuda<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report {
+pub fn run_cuda<A: CudaSuite>(device: &CudaBackend<A>, filter: &Filter) -> Report {
+    A::run(device, filter)
+}
+
+/// Activations for which the suite is compiled: in this crate once, not in each program that runs it.
+#[cfg(feature = "cuda")]
+pub trait CudaSuite: CudaAct {
+    /// See [`run_cuda`].
+    #[doc(hidden)]
+    fn run(device: &CudaBackend<Self>, filter: &Filter) -> Report;
+}
+
+/// Implements [`CudaSuite`] for elements of activations.
+#[cfg(feature = "cuda")]
+macro_rules! cuda_suites {
+    ($($act:ty)*) => {
+        $(impl CudaSuite for $act {
+            fn run(device: &CudaBackend<Self>, filter: &Filter) -> Report {
+                cuda_suite(device, filter)
+            }
+        })*
+    };
+}
+#[cfg(feature = "cuda")]
+cuda_suites!(bf16 f16 f32);
+
+#[cfg(feature = "cuda")]
+fn cuda_suite<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report {
     let mut report = Report::new(CudaBackend::<A>::NAME);
     run_core(device, filter, &mut report);
     run_paged::<_, KvF32>(device, filter, &mut report);

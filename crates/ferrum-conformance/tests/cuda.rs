@@ -1,7 +1,7 @@
 //! The suite on the CUDA backend, under the stand-in driver of `tools/cuda-emulator`: the same host code and the same
 //! kernels as on a card, with all elements that activations can have.
 
-use ferrum_conformance::{Filter, run_cuda};
+use ferrum_conformance::{CudaSuite, Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BackendGraph, BatchInvariance, GraphRun};
 use ferrum_types::Result;
@@ -25,7 +25,7 @@ fn opened<A: CudaAct>(options: CudaOptions) -> Option<CudaBackend<A>> {
     opened_as(options, (9, 0))
 }
 
-fn conforms<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) {
+fn conforms<A: CudaSuite>(device: &CudaBackend<A>, filter: &Filter) {
     let report = run_cuda(device, filter);
     println!("{device:?} {:?}\n{}", device.info(), report.table());
     let failures = report.failures();

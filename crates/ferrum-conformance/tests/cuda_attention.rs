@@ -1,8 +1,8 @@
 //! Attention on CUDA where bits are not to depend on the batch, under the stand-in driver of `tools/cuda-emulator`: `same`
 //! cases ask for equal bits then. `cuda.rs` has the whole suite without that option.
 
-use ferrum_conformance::{Filter, run_cuda};
-use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
+use ferrum_conformance::{CudaSuite, Filter, run_cuda};
+use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BatchInvariance};
 use half::{bf16, f16};
 
@@ -16,7 +16,7 @@ fn batch_invariant_attention_conforms() {
     conforms::<f16>();
 }
 
-fn conforms<A: CudaAct>() {
+fn conforms<A: CudaSuite>() {
     let options = CudaOptions {
         batch_invariant: true,
     };

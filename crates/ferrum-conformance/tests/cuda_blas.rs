@@ -1,9 +1,9 @@
 //! Products of many rows on CUDA by cuBLASLt, which the stand-in of `tools/cuda-emulator` has, too. A program of its own,
 //! because the library counts the products of the process.
 
-use ferrum_conformance::{Filter, run_cuda};
+use ferrum_conformance::{CudaSuite, Filter, run_cuda};
 use ferrum_cuda_emulator::gemm_calls;
-use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
+use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
 use half::{bf16, f16};
 
 #[test]
@@ -18,7 +18,7 @@ fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
 }
 
 /// How many products the library made for cases that have enough rows.
-fn products<A: CudaAct>(batch_invariant: bool) -> u64 {
+fn products<A: CudaSuite>(batch_invariant: bool) -> u64 {
     let before = gemm_calls();
     let options = CudaOptions { batch_invariant };
     let device = CudaBackend::<A>::open_with(0, options).expect("the emulator opens");
