@@ -5,11 +5,9 @@
 //! before the last one is collected, with tokens in it that only the device knows.
 
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{
-    BackendKvDtype, BatchInvariance, KvDtypeKind, LlmBackend, PagedKvShape, Span,
-};
+use ferrum_kernels::{BatchInvariance, LlmBackend, PagedKvShape, Span};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, KvBlockLayout, ModelRunner, Readback, RunnerConfig, RunnerGroup,
+    CacheGroup, DecoderRunner, DecoderSpec, KvBlockLayout, Readback, RunnerConfig, RunnerGroup,
     StateLayout, StateSlots, StepBatch, StepOutput, Ticket,
 };
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
@@ -17,7 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// An object-safe view on a [`ModelRunner`], or on whatever else makes steps: whole steps, no generics.
+/// An object-safe view on a [`DecoderRunner`], or on whatever else makes steps: whole steps, no generics.
 pub trait StepRunner: Send {
     /// Name of the backend that chooses tokens: that of the last stage.
     fn backend(&self) -> &'static str;
@@ -97,7 +95,7 @@ pub trait StepRunner: Send {
         None
     }
 
-    /// See [`ModelRunner::read_kv_blocks`]. With steps in flight, those that were submitted come first.
+    /// See [`DecoderRunner::read_kv_blocks`]. With steps in flight, those that were submitted come first.
     ///
     /// # Errors
     /// Those of the runner; `InvalidArgument` where [`kv_block_layout`](Self::kv_block_layout) is `None`.
@@ -105,7 +103,7 @@ pub trait StepRunner: Send {
         Err(no_blocks())
     }
 
-    /// See [`ModelRunner::write_kv_blocks`].
+    /// See [`DecoderRunner::write_kv_blocks`].
     ///
     /// # Errors
     /// As [`read_kv_blocks`](Self::read_kv_blocks).
@@ -119,7 +117,7 @@ pub trait StepRunner: Send {
         None
     }
 
-    /// See [`ModelRunner::read_state`]. With steps in flight, those that were submitted come first.
+    /// See [`DecoderRunner::read_state`]. With steps in flight, those that were submitted come first.
     ///
     /// # Errors
     /// Those of the runner; `InvalidArgument` where [`state_layout`](Self::state_layout) is `None`.
@@ -127,7 +125,7 @@ pub trait StepRunner: Send {
         Err(no_blocks())
     }
 
-    /// See [`ModelRunner::write_state`].
+    /// See [`DecoderRunner::write_state`].
     ///
     /// # Errors
     /// As [`read_state`](Self::read_state).
@@ -135,7 +133,7 @@ pub trait StepRunner: Send {
         Err(no_blocks())
     }
 
-    /// See [`ModelRunner::take_spans`]; by default nothing is measured.
+    /// See [`DecoderRunner::take_spans`]; by default nothing is measured.
     ///
     /// # Errors
     /// What the device says.
@@ -143,12 +141,12 @@ pub trait StepRunner: Send {
         Ok(Vec::new())
     }
 
-    /// See [`ModelRunner::adapter_loader`]; by default there are no adapters.
+    /// See [`DecoderRunner::adapter_loader`]; by default there are no adapters.
     fn adapter_loader(&self) -> AdapterLoader {
         AdapterLoader::new(|_| Err(no_adapters()))
     }
 
-    /// See [`ModelRunner::add_adapter`].
+    /// See [`DecoderRunner::add_adapter`].
     ///
     /// # Errors
     /// What the device says.
@@ -156,7 +154,7 @@ pub trait StepRunner: Send {
         Err(no_adapters())
     }
 
-    /// See [`ModelRunner::unload_adapter`].
+    /// See [`DecoderRunner::unload_adapter`].
     fn unload_adapter(&mut self, _: AdapterId) -> bool {
         false
     }
@@ -173,7 +171,7 @@ fn no_adapters() -> Error {
     Error::invalid("adapter", "this runner takes no adapters")
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunner<B, K> {
+impl<B: LlmBackend> StepRunner for DecoderRunner<B> {
     fn backend(&self) -> &'static str {
         B::NAME
     }
@@ -189,81 +187,81 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for ModelRunn
     }
 
     fn spec(&self) -> &DecoderSpec {
-        ModelRunner::spec(self)
+        DecoderRunner::spec(self)
     }
 
     fn config(&self) -> &RunnerConfig {
-        ModelRunner::config(self)
+        DecoderRunner::config(self)
     }
 
     fn state_slots(&self) -> Option<StateSlots> {
-        ModelRunner::state_slots(self)
+        DecoderRunner::state_slots(self)
     }
 
     fn in_flight(&self) -> usize {
-        ModelRunner::in_flight(self)
+        DecoderRunner::in_flight(self)
     }
 
     fn samples(&self) -> bool {
-        ModelRunner::samples(self)
+        DecoderRunner::samples(self)
     }
 
     fn batch_invariance(&self) -> BatchInvariance {
-        ModelRunner::batch_invariance(self)
+        DecoderRunner::batch_invariance(self)
     }
 
     fn submit(&mut self, batch: &StepBatch, wanted: &[Readback]) -> Result<Ticket> {
-        ModelRunner::submit(self, batch, wanted)
+        DecoderRunner::submit(self, batch, wanted)
     }
 
     fn collect(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<()> {
-        ModelRunner::collect(self, ticket, out)
+        DecoderRunner::collect(self, ticket, out)
     }
 
     fn kv_block_layout(&self, group: usize) -> Option<KvBlockLayout> {
-        ModelRunner::kv_block_layout(self, group).ok()
+        DecoderRunner::kv_block_layout(self, group).ok()
     }
 
     fn read_kv_blocks(&mut self, group: usize, blocks: &[BlockId], out: &mut [u8]) -> Result<()> {
-        ModelRunner::read_kv_blocks(self, group, blocks, out)
+        DecoderRunner::read_kv_blocks(self, group, blocks, out)
     }
 
     fn write_kv_blocks(&mut self, group: usize, blocks: &[BlockId], bytes: &[u8]) -> Result<()> {
-        ModelRunner::write_kv_blocks(self, group, blocks, bytes)
+        DecoderRunner::write_kv_blocks(self, group, blocks, bytes)
     }
 
     fn state_layout(&self) -> Option<StateLayout> {
-        ModelRunner::state_layout(self).ok().flatten()
+        DecoderRunner::state_layout(self).ok().flatten()
     }
 
     fn read_state(&mut self, slot: StateSlot, out: &mut [u8]) -> Result<()> {
-        ModelRunner::read_state(self, slot, out)
+        DecoderRunner::read_state(self, slot, out)
     }
 
     fn write_state(&mut self, slot: StateSlot, bytes: &[u8]) -> Result<()> {
-        ModelRunner::write_state(self, slot, bytes)
+        DecoderRunner::write_state(self, slot, bytes)
     }
 
     fn take_spans(&mut self) -> Result<Vec<Span>> {
-        ModelRunner::take_spans(self)
+        DecoderRunner::take_spans(self)
     }
 
     fn adapter_loader(&self) -> AdapterLoader {
-        let loader = ModelRunner::adapter_loader(self);
+        let loader = DecoderRunner::adapter_loader(self);
         AdapterLoader::new(move |folder| Ok(LoadedAdapter::new(loader.load(folder)?)))
     }
 
     fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter) -> Result<()> {
-        ModelRunner::add_adapter(self, id, adapter.take()?)
+        DecoderRunner::add_adapter(self, id, adapter.take()?)
     }
 
     fn unload_adapter(&mut self, id: AdapterId) -> bool {
-        ModelRunner::unload_adapter(self, id)
+        DecoderRunner::unload_adapter(self, id)
     }
 }
 
 /// Keys, values and states are in parts on all ranks, and rank 0 cannot read those of the others.
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StepRunner for RunnerGroup<B, K> {
+impl<B: LlmBackend> StepRunner for RunnerGroup<B> {
     fn backend(&self) -> &'static str {
         B::NAME
     }

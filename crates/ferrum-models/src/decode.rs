@@ -4,8 +4,8 @@
 use crate::batch::{LogitRows, SeqStep, StepBatch};
 use crate::kv_blocks::KvBlockLayout;
 use crate::readback::{Readback, StepOutput};
-use crate::runner::ModelRunner;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend};
+use crate::runner::DecoderRunner;
+use ferrum_kernels::LlmBackend;
 use ferrum_types::{BlockId, Error, Result, SeqId, StateSlot, TokenId};
 
 /// Decoding of independent sequences, each with its own cache.
@@ -59,9 +59,9 @@ pub trait DecodeBackend: Send {
     fn release_kv_cache(&mut self, seq: SeqId) -> bool;
 }
 
-/// A [`ModelRunner`] as a [`DecodeBackend`]: gives each sequence an equal, fixed share of the pool.
-pub struct RunnerDecode<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> {
-    runner: ModelRunner<B, K>,
+/// A [`DecoderRunner`] as a [`DecodeBackend`]: gives each sequence an equal, fixed share of the pool.
+pub struct RunnerDecode<B: LlmBackend> {
+    runner: DecoderRunner<B>,
     batch: StepBatch,
     /// `slots[i]` owns the `i`-th share of the pool: its sequence and that sequence's length.
     slots: Vec<Option<Slot>>,
@@ -75,9 +75,10 @@ struct Slot {
     len: usize,
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
+impl<B: LlmBackend> RunnerDecode<B> {
     /// Room for the runner's `max_seqs` sequences.
-    pub fn new(runner: ModelRunner<B, K>) -> Self {
+    pub fn new(runner: impl Into<DecoderRunner<B>>) -> Self {
+        let runner = runner.into();
         let slots = runner.config().max_seqs;
         let blocks_per_slot = runner.pool().blocks / slots;
         Self {
@@ -174,7 +175,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerDecode<B, K> {
     }
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> DecodeBackend for RunnerDecode<B, K> {
+impl<B: LlmBackend> DecodeBackend for RunnerDecode<B> {
     fn name(&self) -> &'static str {
         B::NAME
     }

@@ -8,11 +8,9 @@
 pub use crate::batch::ImageRows;
 use crate::batch::StepBatch;
 use crate::cache::CacheGroup;
+use crate::kv_layer::AnyKvLayer;
 use crate::spec::{AttentionSpec, DecoderSpec};
-use ferrum_kernels::{
-    Act, AttnConfig, Backend, BackendKvDtype, BatchShape, DeviceBatch, KvDtypeKind, KvLayer,
-    Residual,
-};
+use ferrum_kernels::{Act, AttnConfig, Backend, BatchShape, DeviceBatch, Residual};
 use ferrum_types::{Error, FloatElement, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -222,17 +220,14 @@ impl<B: Backend> StepImages<B> {
     }
 
     /// Attends the rows of images without a mask, in the place of what they got with one. `q` and `spare` are used up.
-    pub(crate) fn attend<K: KvDtypeKind>(
+    pub(crate) fn attend(
         &self,
         ctx: &mut B::Context,
         (q, spare): (&mut Act<B>, &mut Act<B>),
-        (kv, sinks): (&KvLayer<B, K>, Option<&B::Buffer<f32>>),
+        (kv, sinks): (&dyn AnyKvLayer<B>, Option<&B::Buffer<f32>>),
         out: &mut Act<B>,
         causal: &AttnConfig,
-    ) -> Result<()>
-    where
-        B: BackendKvDtype<K>,
-    {
+    ) -> Result<()> {
         let config = AttnConfig {
             causal: false,
             ..*causal
@@ -248,7 +243,7 @@ impl<B: Backend> StepImages<B> {
             at += len;
         }
         // [rows of images, heads, head_dim] → [rows of images, heads, value_dim]
-        B::paged_attention::<K>(ctx, spare, kv, sinks, &self.batch, q, &config)?;
+        kv.attention(ctx, spare, sinks, &self.batch, q, &config)?;
         at = 0;
         for Range { start, end } in self.rows.iter().cloned() {
             let len = end - start;

@@ -5,9 +5,10 @@
 //! [`KvBlockBytes`](ferrum_kernels::KvBlockBytes); states are f32, little-endian), so blocks need the same cache elements
 //! and sizes, and nothing else, to be understood.
 
+pub use crate::kv_layer::KvBlockPart;
 use crate::layer::LayerStates;
-use crate::runner::{ModelRunner, StageRunner};
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, PagedKvShape};
+use crate::runner::{DecoderRunner, StageRunner};
+use ferrum_kernels::{KvDtypeKind, LlmBackend, PagedKvShape};
 use ferrum_types::{BlockId, Error, Result, StateSlot};
 use std::ops::Range;
 
@@ -44,37 +45,24 @@ impl StateLayout {
     }
 }
 
-/// What a layer has of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvBlockPart {
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements of a key head.
-    pub key_dim: usize,
-    /// Elements of a value head; 0 where keys hold the values.
-    pub value_dim: usize,
-    /// Its bytes.
-    pub bytes: usize,
-}
-
 impl KvBlockLayout {
     /// The layout of the pools of some layers; `None` when a block is larger than the address space.
     pub fn of<'a, K: KvDtypeKind>(
         (block_size, window): (usize, Option<usize>),
         pools: impl IntoIterator<Item = &'a PagedKvShape>,
     ) -> Option<Self> {
-        let part = |pool: &PagedKvShape| {
-            Some(KvBlockPart {
-                kv_heads: pool.kv_heads,
-                key_dim: pool.head_dim,
-                value_dim: pool.stored_value_dim(),
-                bytes: pool.block_bytes::<K>()?.len(),
-            })
-        };
-        let layers: Vec<_> = pools.into_iter().map(part).collect::<Option<_>>()?;
+        let parts = pools.into_iter().map(KvBlockPart::of::<K>);
+        Self::of_parts(K::NAME, (block_size, window), parts.collect::<Option<_>>()?)
+    }
+
+    fn of_parts(
+        dtype: &'static str,
+        (block_size, window): (usize, Option<usize>),
+        layers: Vec<KvBlockPart>,
+    ) -> Option<Self> {
         let mut sizes = layers.iter().map(|part| part.bytes);
         Some(Self {
-            dtype: K::NAME,
+            dtype,
             block_size,
             window,
             bytes: sizes.try_fold(0, usize::checked_add)?,
@@ -92,14 +80,17 @@ impl KvBlockLayout {
     }
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
+impl<B: LlmBackend> StageRunner<B> {
     /// The layout of what the layers of this stage have of a block of a cache group.
     pub(crate) fn kv_block_layout(&self, group: usize) -> Result<KvBlockLayout> {
         let group_of = self.cache_groups().get(group);
         let group_of = group_of.ok_or_else(|| no_group(group, self.cache_groups().len()))?;
-        let layers = self.kv.layers.iter().filter(|layer| layer.group == group);
-        let pools = layers.map(|layer| &layer.shape);
-        let layout = KvBlockLayout::of::<K>((group_of.block_size, group_of.window), pools);
+        let layers = self.kv.layers.iter().filter(|layer| layer.group() == group);
+        let parts = layers
+            .map(|layer| layer.block_part())
+            .collect::<Option<_>>();
+        let sizes = (group_of.block_size, group_of.window);
+        let layout = parts.and_then(|parts| KvBlockLayout::of_parts(self.kv.dtype, sizes, parts));
         layout.ok_or_else(too_large)
     }
 
@@ -111,11 +102,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         parts: &mut [&mut [u8]],
     ) -> Result<()> {
         let layout = self.kv_block_layout(group)?;
-        let layers = self.kv.layers.iter().filter(|layer| layer.group == group);
+        let layers = self.kv.layers.iter().filter(|layer| layer.group() == group);
         for (layer, place) in layers.zip(layout.parts()) {
             let parts = parts.iter_mut().map(|block| &mut block[place.clone()]);
             let mut wanted: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_read_blocks(&mut self.ctx, layer, &mut wanted)?;
+            layer.read_blocks(&mut self.ctx, &mut wanted)?;
         }
         Ok(())
     }
@@ -129,11 +120,11 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     ) -> Result<()> {
         let layout = self.kv_block_layout(group)?;
         let layers = self.kv.layers.iter_mut();
-        let layers = layers.filter(|layer| layer.group == group);
+        let layers = layers.filter(|layer| layer.group() == group);
         for (layer, place) in layers.zip(layout.parts()) {
             let parts = parts.iter().map(|block| &block[place.clone()]);
             let blocks: Vec<_> = blocks.iter().copied().zip(parts).collect();
-            B::kv_write_blocks(&mut self.ctx, layer, &blocks)?;
+            layer.write_blocks(&mut self.ctx, &blocks)?;
         }
         Ok(())
     }
@@ -173,7 +164,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
     }
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
+impl<B: LlmBackend> DecoderRunner<B> {
     /// What [`read_kv_blocks`](Self::read_kv_blocks) gives of a cache group: its layers of all stages. Which stages there
     /// are changes nothing of it.
     ///

@@ -22,6 +22,7 @@ mod group;
 mod images;
 mod inventory;
 mod kv_blocks;
+mod kv_layer;
 mod layer;
 mod linear;
 mod load;
@@ -78,7 +79,8 @@ pub use progress::LoadProgress;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;
 pub use runner::{
-    DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig, SharedTables,
+    DecoderRunner, DecoderWeights, EarlierStage, GraphCounts, KvLayout, ModelRunner, RunnerConfig,
+    SharedTables,
 };
 pub use spec::{
     Activation, AttentionSpec, CacheSpec, DecoderSpec, ExpertRouting, FeedForwardSpec, GqaSpec,

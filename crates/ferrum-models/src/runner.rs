@@ -1,4 +1,4 @@
-//! [`ModelRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
+//! [`DecoderRunner`]: runs steps of the forward path through a list of stages, and reads what is wanted of them.
 
 mod aux_hidden;
 mod caches;
@@ -6,6 +6,7 @@ pub(crate) mod config;
 mod floats;
 mod graphs;
 mod head;
+mod model_runner;
 mod read;
 mod stage;
 mod stages;
@@ -14,6 +15,7 @@ mod weights;
 
 pub use config::{KvLayout, RunnerConfig};
 pub use graphs::GraphCounts;
+pub use model_runner::ModelRunner;
 pub(crate) use stage::StageRunner;
 pub use stages::EarlierStage;
 pub(crate) use weights::{BodyWeights, HeadWeights};
@@ -22,26 +24,27 @@ pub use weights::{DecoderWeights, SharedTables};
 use crate::batch::{AuxHiddenPoint, AuxHiddenState, PendingToken, StepBatch};
 use crate::cache::{CacheGroup, StateSlots};
 use crate::inventory::Stage;
+use crate::kv_layer::AllocKvCache;
 use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::spec::DecoderSpec;
 use ferrum_formats::LoraFolder;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, KvFp16, LlmBackend, Logits, PagedKvShape, Span};
+use ferrum_kernels::{LlmBackend, Logits, PagedKvShape, Span};
 use ferrum_types::{AdapterId, Error, Result};
 use read::{SamplerState, SubmittedStep, WantedRows, is_sampled};
 pub(crate) use stages::AnyStage;
 use stages::{no_ranks, other_runner};
 use std::collections::VecDeque;
 
-/// Runs a decoder with a KV cache of element `K`: a list of stages, each some of its layers on one device. Where one
-/// device has all layers, there is one stage. `B` is the backend of the last stage, which makes logits and chooses tokens.
-pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
+/// Runs a decoder: a list of stages, each some of its layers on one device. Where one device has all layers, there is one
+/// stage. `B` is the backend of the last stage, which makes logits and chooses tokens. Made as a [`ModelRunner`].
+pub struct DecoderRunner<B: LlmBackend> {
     spec: DecoderSpec,
     pool: PagedKvShape,
     state_slots: Option<StateSlots>,
     /// The stages before the last one, in order.
-    pub(crate) earlier: Vec<Box<dyn AnyStage<K>>>,
-    pub(crate) stage: StageRunner<B, K>,
+    pub(crate) earlier: Vec<Box<dyn AnyStage>>,
+    pub(crate) stage: StageRunner<B>,
     head: HeadWeights<B>,
     /// The residual stream between two stages, `[tokens, hidden]`.
     stream: Vec<f32>,
@@ -58,31 +61,15 @@ pub struct ModelRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp1
     steps: u64,
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
-    /// Allocates everything that steps of the given sizes need.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for sizes out of range, and for weights of a stage; `OutOfMemory`.
-    pub fn new(
+impl<B: LlmBackend> DecoderRunner<B> {
+    /// See [`ModelRunner::with_stages`]; the pools of the last stage come from `alloc`.
+    fn with_stages(
+        earlier: Vec<Box<dyn AnyStage>>,
         device: &B,
         spec: DecoderSpec,
         weights: DecoderWeights<B>,
         config: RunnerConfig,
-    ) -> Result<Self> {
-        Self::with_stages(Vec::new(), device, spec, weights, config)
-    }
-
-    /// A runner of several stages: `earlier` ones, and a last one of these weights on this device. All have the same
-    /// sizes.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); `InvalidArgument` when the stages do not follow each other, or are those of a rank.
-    pub fn with_stages(
-        earlier: Vec<EarlierStage<K>>,
-        device: &B,
-        spec: DecoderSpec,
-        weights: DecoderWeights<B>,
-        config: RunnerConfig,
+        alloc: AllocKvCache<B>,
     ) -> Result<Self> {
         config.validate()?;
         spec.validate().map_err(Error::Model)?;
@@ -101,7 +88,6 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
         if !earlier.is_empty() && !body.cut.is_whole() {
             return Err(no_ranks());
         }
-        let earlier: Vec<_> = earlier.into_iter().map(|stage| stage.0).collect();
         let stages = earlier.iter().map(|stage| stage.stage());
         let mut next = 0;
         for stage in stages.chain([&body.stage]) {
@@ -121,7 +107,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
             wanted_rows: device.alloc(config.max_tokens)?,
             logits: device.alloc(config.max_logit_rows * spec.vocab_size)?,
             sampler: SamplerState::alloc(device, config.max_logit_rows)?,
-            stage: StageRunner::new(device, &spec, body, config)?,
+            stage: StageRunner::new(device, &spec, body, config, alloc)?,
             pool: config.pool_shape(&spec),
             state_slots: config.state_slots(&spec),
             earlier,

@@ -9,8 +9,8 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::reference::{Mixed, Reference};
 use ferrum_kernels::{KvF32, LlmBackend};
 use ferrum_models::{
-    CacheGroup, DecoderSpec, Dequantized, GraphCounts, KvLayout, Model, ModelRunner, Readback,
-    RunnerConfig, StepBatch, StepOutput, Ticket, load_weights, read_model,
+    CacheGroup, DecoderRunner, DecoderSpec, Dequantized, GraphCounts, KvLayout, Model, ModelRunner,
+    Readback, RunnerConfig, StepBatch, StepOutput, Ticket, load_weights, read_model,
 };
 use ferrum_types::{Result, TokenId};
 use half::bf16;
@@ -33,9 +33,10 @@ pub(crate) fn fixture(name: &str) -> Model {
     read_model(ModelSource::open(models.join(name)).unwrap()).unwrap()
 }
 
-fn runner<B: LlmBackend>(device: &B, model: &Model) -> ModelRunner<B, KvF32> {
+fn runner<B: LlmBackend>(device: &B, model: &Model) -> DecoderRunner<B> {
     let weights = load_weights::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
-    ModelRunner::new(device, model.spec.clone(), weights, CONFIG).unwrap()
+    let runner = ModelRunner::<B, KvF32>::new(device, model.spec.clone(), weights, CONFIG);
+    runner.unwrap().into()
 }
 
 /// What came of its steps.
@@ -48,7 +49,7 @@ struct Counts {
 
 /// A runner that tells how its steps were run.
 struct Counted {
-    runner: ModelRunner<Minimal, KvF32>,
+    runner: DecoderRunner<Minimal>,
     device: Minimal,
     counts: Arc<Mutex<Counts>>,
 }

@@ -14,13 +14,13 @@ use crate::lora::{AdapterLoader, LoadedAdapter};
 use crate::model::Model;
 use crate::progress::LoadProgress;
 use crate::readback::{Readback, StepOutput, Ticket};
-use crate::runner::{ModelRunner, RunnerConfig};
+use crate::runner::{DecoderRunner, ModelRunner, RunnerConfig};
 use crate::spec::DecoderSpec;
 use crate::weights::WeightForm;
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
-    BackendKvDtype, BatchInvariance, GroupCall, GroupHandle, KvDtypeKind, KvFp16, LlmBackend,
-    LocalGroup, PagedKvShape, Span,
+    BackendKvDtype, BatchInvariance, GroupCall, GroupHandle, KvDtypeKind, LlmBackend, LocalGroup,
+    PagedKvShape, Span,
 };
 use ferrum_types::{AdapterId, Dtype, Error, Result};
 use message::Message;
@@ -34,12 +34,12 @@ const OP: &str = "group";
 const LEADER: usize = 0;
 
 /// Ranks that compute one model together, as the leading one has them.
-pub struct RunnerGroup<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind = KvFp16> {
+pub struct RunnerGroup<B: LlmBackend> {
     spec: DecoderSpec,
     // Dropped in this order: communicators of devices are left by all ranks together, so rank 0 leaves before it waits for the
     // others, and its handle of the group goes last.
     /// Rank 0, which runs on the caller's thread.
-    first: ModelRunner<B, K>,
+    first: DecoderRunner<B>,
     /// The other ranks, where they are threads that this group has started.
     threads: Threads,
     /// Rank 0's handle of the group, by which messages go to the others.
@@ -86,18 +86,21 @@ impl<B: LlmBackend> GroupAdapterLoader<B> {
     }
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
-    /// Loads a model for as many ranks as there are devices, which may be handles to the same one, in the form `W`. The
-    /// other ranks are threads.
+impl<B: LlmBackend> RunnerGroup<B> {
+    /// Loads a model for as many ranks as there are devices, which may be handles to the same one, in the form `W` and
+    /// with KV caches of element `K`. The other ranks are threads.
     ///
     /// # Errors
     /// Those of [`Model::shard`], [`load_rank_weights`] and [`ModelRunner::new`]; `InvalidArgument` without devices.
-    pub fn load<W: WeightForm<B>>(
+    pub fn load<K: KvDtypeKind, W: WeightForm<B>>(
         devices: &[B],
         model: &Model,
         config: RunnerConfig,
         progress: LoadProgress<'_>,
-    ) -> Result<Self> {
+    ) -> Result<Self>
+    where
+        B: BackendKvDtype<K>,
+    {
         let mut runners = Vec::with_capacity(devices.len());
         for (rank, device) in devices.iter().enumerate() {
             runners.push(rank_runner::<B, K, W>(
@@ -131,9 +134,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
     /// Those of [`join`](ferrum_kernels::BackendCollective::join); `InvalidArgument` for another rank's handle.
     pub fn lead(
         spec: DecoderSpec,
-        mut first: ModelRunner<B, K>,
+        first: impl Into<DecoderRunner<B>>,
         transport: GroupHandle,
     ) -> Result<Self> {
+        let mut first = first.into();
         if transport.rank() != LEADER {
             let reason = format!(
                 "rank {} cannot lead, expected rank {LEADER}",
@@ -289,7 +293,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> RunnerGroup<B, K> {
 }
 
 /// The others wait for the next step.
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> Drop for RunnerGroup<B, K> {
+impl<B: LlmBackend> Drop for RunnerGroup<B> {
     fn drop(&mut self) {
         // A rank 0 that panicked in a step has left the others in it.
         if self.step_pending {
@@ -326,17 +330,18 @@ where
 ///
 /// # Errors
 /// What a step says, which ends the group; that the group has ended.
-pub fn follow<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    mut runner: ModelRunner<B, K>,
+pub fn follow<B: LlmBackend>(
+    runner: impl Into<DecoderRunner<B>>,
     transport: &GroupHandle,
 ) -> Result<()> {
+    let mut runner = runner.into();
     let joined = B::join(runner.context_mut(), Arc::clone(transport));
     let followed = joined.and_then(|()| follow_steps(&mut runner, transport));
     or_abort(transport, followed)
 }
 
-fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
-    runner: &mut ModelRunner<B, K>,
+fn follow_steps<B: LlmBackend>(
+    runner: &mut DecoderRunner<B>,
     transport: &GroupHandle,
 ) -> Result<()> {
     let (mut words, mut batch) = (Vec::new(), StepBatch::default());
@@ -361,9 +366,9 @@ fn follow_steps<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
 }
 
 /// Tells all ranks how loading an adapter went on this one. Where it failed anywhere, none keeps it.
-fn agree_on_adapter<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+fn agree_on_adapter<B: LlmBackend>(
     transport: &GroupHandle,
-    runner: &mut ModelRunner<B, K>,
+    runner: &mut DecoderRunner<B>,
     id: AdapterId,
     own: Result<()>,
 ) -> Result<()> {
@@ -444,7 +449,7 @@ mod tests {
     use ferrum_types::BlockId;
     use std::path::Path;
 
-    type Group = RunnerGroup<ReferenceBackend, KvF32>;
+    type Group = RunnerGroup<ReferenceBackend>;
     type Runner = ModelRunner<ReferenceBackend, KvF32>;
 
     fn model() -> Model {
@@ -548,7 +553,7 @@ mod tests {
     #[test]
     fn a_group_needs_a_device_and_its_first_rank() {
         let (model, config) = (model(), RunnerConfig::single(32));
-        let none = Group::load::<Dequantized>(&[], &model, config, &mut |_, _| ());
+        let none = Group::load::<KvF32, Dequantized>(&[], &model, config, &mut |_, _| ());
         assert!(matches!(
             none.map(|_| ()),
             Err(Error::InvalidArgument { .. })

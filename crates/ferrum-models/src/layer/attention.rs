@@ -2,12 +2,12 @@
 
 use super::{Scratch, StepState};
 use crate::inventory::Projection;
+use crate::kv_layer::AnyKvLayer;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
 use ferrum_kernels::{
-    Act, Activation, AttnConfig, Backend, BackendCollective, BackendKvDtype, CopyColumnsShape,
-    HeadLayout, HeadsShape, KvDtypeKind, KvLayer, NormShape, PagedQkv, ParallelNorm, QkNorm,
-    QkvShape, QkvTransform, Rope, RowShape,
+    Act, Activation, AttnConfig, Backend, BackendCollective, CopyColumnsShape, HeadLayout,
+    HeadsShape, NormShape, PagedQkv, ParallelNorm, QkNorm, QkvShape, QkvTransform, Rope, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -101,11 +101,11 @@ impl GqaSpec {
 }
 
 /// `normed` → `delta` through attention, writing this step's keys and values if they are the layer's own.
-pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
+pub(super) fn gqa_forward<B: BackendCollective>(
     ctx: &mut B::Context,
     index: usize,
     (gqa, weights): (&GqaSpec, &GqaWeights<B>),
-    kv: &mut KvLayer<B, K>,
+    kv: &mut dyn AnyKvLayer<B>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -139,11 +139,11 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
     match (gqa.shared_kv, gqa.qk_norm) {
         (None, QkNormSpec::Projection) => profiler.measure(ctx, "rope_kv_append", |ctx| {
             let parts = (&mut *qkv, &mut *q, heads);
-            append_normed::<B, K>(ctx, weights, (transform.rope, shape), parts, (kv, step))
+            append_normed(ctx, weights, (transform.rope, shape), parts, (kv, step))
         })?,
         (None, _) if gqa.parts_heads() => profiler.measure(ctx, "rope_kv_append", |ctx| {
             let parts = (&mut *qkv, &mut *q, heads, &*first_rows);
-            append_parted::<B, K>(ctx, (gqa, weights), (transform, shape), parts, (kv, step))
+            append_parted(ctx, (gqa, weights), (transform, shape), parts, (kv, step))
         })?,
         (None, _) => profiler.measure(ctx, "rope_kv_append", |ctx| {
             let input = PagedQkv {
@@ -151,7 +151,7 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
                 transform,
                 shape,
             };
-            B::split_qkv_norm_rope_into_paged_cache::<K>(ctx, input, q, kv, step.batch)
+            kv.append_qkv(ctx, input, q, step.batch)
         })?,
         (Some(_), _) => profiler.measure(ctx, "rope", |ctx| {
             let QkvTransform { q_norm, rope, .. } = transform;
@@ -172,12 +172,12 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
     // [tokens, heads, head_dim] → [tokens, heads, value_dim]
     profiler.measure(ctx, "attention", |ctx| {
         let sinks = weights.sinks.as_ref();
-        B::paged_attention::<K>(ctx, q, kv, sinks, step.batch, attn, &config)
+        kv.attention(ctx, q, sinks, step.batch, attn, &config)
     })?;
     if let Some(images) = step.images {
         profiler.measure(ctx, "image_attention", |ctx| {
             let cache = (&*kv, weights.sinks.as_ref());
-            images.attend::<K>(ctx, (&mut *q, &mut *qkv), cache, attn, &config)
+            images.attend(ctx, (&mut *q, &mut *qkv), cache, attn, &config)
         })?;
     }
     match (&weights.gate, gates) {
@@ -202,12 +202,12 @@ pub(super) fn gqa_forward<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKi
 
 /// Splits a fused projection, norms queries and keys over all heads of a token, those of other ranks too, rotates them, and writes keys and values
 /// to the pool. `qkv` is used up.
-fn append_normed<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
+fn append_normed<B: BackendCollective>(
     ctx: &mut B::Context,
     weights: &GqaWeights<B>,
     (rope, shape): (Option<Rope<'_, B>>, QkvShape),
     (qkv, q, [queries, keys, values]): (&mut Act<B>, &mut Act<B>, &mut [Act<B>; 3]),
-    (kv, step): (&mut KvLayer<B, K>, &StepState<'_, B>),
+    (kv, step): (&mut dyn AnyKvLayer<B>, &StepState<'_, B>),
 ) -> Result<()> {
     let (Some(q_norm), Some(k_norm)) = (&weights.q_norm, &weights.k_norm) else {
         let reason = "the norms of queries and keys are missing";
@@ -230,7 +230,7 @@ fn append_normed<B: BackendKvDtype<K> + BackendCollective, K: KvDtypeKind>(
         B::qk_norm_rope(ctx, q, HeadLayout::TokenMajor, None, rope, shape.q())?;
         B::qk_norm_rope(ctx, qkv, HeadLayout::TokenMajor, None, rope, shape.k())?;
     }
-    <B as BackendKvDtype<K>>::kv_append(ctx, kv, qkv, values, step.batch)
+    kv.append(ctx, qkv, values, step.batch)
 }
 
 /// A fused projection, where queries go, room for the three parts, and a row number for each token.
@@ -242,12 +242,12 @@ type PartedHeads<'a, B> = (
 );
 
 /// Parts a fused projection into queries, keys and values, norms and rotates each, and writes keys and values to the pool.
-fn append_parted<B: BackendKvDtype<K>, K: KvDtypeKind>(
+fn append_parted<B: Backend>(
     ctx: &mut B::Context,
     (gqa, weights): (&GqaSpec, &GqaWeights<B>),
     (transform, shape): (QkvTransform<'_, B>, QkvShape),
     (qkv, q, [queries, keys, values], first_rows): PartedHeads<'_, B>,
-    (kv, step): (&mut KvLayer<B, K>, &StepState<'_, B>),
+    (kv, step): (&mut dyn AnyKvLayer<B>, &StepState<'_, B>),
 ) -> Result<()> {
     if let Some([q_norm, k_norm]) = &weights.layer_norms {
         B::split_qkv(ctx, qkv, queries, keys, values, shape)?;
@@ -296,5 +296,5 @@ fn append_parted<B: BackendKvDtype<K>, K: KvDtypeKind>(
     if v_norm.is_some() {
         B::qk_norm_rope(ctx, values, layout, v_norm, None, shape.v())?;
     }
-    <B as BackendKvDtype<K>>::kv_append(ctx, kv, keys, values, step.batch)
+    kv.append(ctx, keys, values, step.batch)
 }

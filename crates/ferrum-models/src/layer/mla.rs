@@ -3,11 +3,11 @@
 use super::{Scratch, StepState};
 use crate::experts::PerHeadLinear;
 use crate::inventory::Projection;
+use crate::kv_layer::AnyKvLayer;
 use crate::linear::Linear;
 use crate::spec::{AttentionSpec, DecoderSpec, MlaSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendKvDtype, CopyColumnsShape, HeadLayout, HeadsShape, KvDtypeKind, KvLayer,
-    MoeRouting, NormShape,
+    Act, Backend, CopyColumnsShape, HeadLayout, HeadsShape, MoeRouting, NormShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -121,11 +121,11 @@ fn columns(
 }
 
 /// `normed` → `delta` through latent attention, writing this step's rows.
-pub(super) fn mla_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
+pub(super) fn mla_forward<B: Backend>(
     ctx: &mut B::Context,
     index: usize,
     (mla, weights): (&MlaSpec, &MlaWeights<B>),
-    kv: &mut KvLayer<B, K>,
+    kv: &mut dyn AnyKvLayer<B>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {
@@ -145,9 +145,9 @@ pub(super) fn mla_forward<B: BackendKvDtype<K>, K: KvDtypeKind>(
     let own = own.as_mut().ok_or_else(other_model)?;
     // [tokens, heads, rank + rope] → [tokens, heads, rank]
     profiler.measure(ctx, "attention", |ctx| {
-        B::append_latent_paged::<K>(ctx, kv, &own.latent, step.batch)?;
+        kv.append_latent(ctx, &own.latent, step.batch)?;
         let config = (mla.heads, mla.scale);
-        B::paged_mla_attention::<K>(ctx, q, kv, step.batch, attn, config)
+        kv.mla_attention(ctx, q, step.batch, attn, config)
     })?;
     // [tokens, heads, rank] → [tokens, heads, value_dim]
     profiler.measure(ctx, "values", |ctx| {

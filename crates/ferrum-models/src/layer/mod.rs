@@ -29,14 +29,13 @@ pub(crate) use short_conv::ShortConvWeights;
 pub(crate) use widths::scratch_widths;
 
 use crate::images::StepImages;
+use crate::kv_layer::AnyKvLayer;
 use crate::lora::Adapters;
 use crate::rope::RopeTables;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, LayerForm, LayerSpec};
 use attention::gqa_forward;
 use feed_forward::{mlp_forward, moe_forward};
-use ferrum_kernels::{
-    Backend, BackendKvDtype, DeviceBatch, KvDtypeKind, KvLayer, LlmBackend, Rope, StateShape,
-};
+use ferrum_kernels::{Backend, DeviceBatch, LlmBackend, Rope, StateShape};
 use ferrum_types::{Error, Result};
 use linear_attention::linear_attention_forward;
 use mla::mla_forward;
@@ -83,8 +82,8 @@ impl<B: Backend> LayerStates<B> {
 }
 
 /// Where a layer keeps what it has seen.
-pub(crate) enum CacheMut<'a, B: BackendKvDtype<K>, K: KvDtypeKind> {
-    Pool(&'a mut KvLayer<B, K>),
+pub(crate) enum CacheMut<'a, B: Backend> {
+    Pool(&'a mut dyn AnyKvLayer<B>),
     State(&'a mut LayerStates<B>),
     None,
 }
@@ -129,11 +128,11 @@ pub(crate) fn layer_input<B: LlmBackend>(
 }
 
 /// Runs layer number `index` of a stage on its [input](layer_input).
-pub(crate) fn layer_forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+pub(crate) fn layer_forward<B: LlmBackend>(
     ctx: &mut B::Context,
     index: usize,
     layer: (&LayerSpec, &LayerWeights<B>),
-    cache: CacheMut<'_, B, K>,
+    cache: CacheMut<'_, B>,
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
 ) -> Result<()> {

@@ -1,16 +1,16 @@
 //! The end of a step's forward path: final norm, and logits or hidden states of the rows that want some.
 
-use super::ModelRunner;
+use super::DecoderRunner;
 use super::read::{WantedRows, is_logits, is_token};
 use super::weights::HeadWeights;
 use crate::batch::{AuxHiddenPoint, StepBatch};
 use crate::layer::{Scratch, StepState};
 use crate::readback::Readback;
 use crate::spec::DecoderSpec;
-use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Logits, RowShape};
+use ferrum_kernels::{LlmBackend, Logits, RowShape};
 use ferrum_types::Result;
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
+impl<B: LlmBackend> DecoderRunner<B> {
     /// Packs which rows want something, and how their tokens are chosen.
     pub(super) fn pack_wanted(
         &mut self,

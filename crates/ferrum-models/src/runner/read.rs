@@ -3,7 +3,7 @@
 //! Where a device computes while the host goes on, reading is begun when the step is submitted and finished when it
 //! is collected. Else all is read at once, into memory that is there already.
 
-use super::ModelRunner;
+use super::DecoderRunner;
 use super::aux_hidden::PendingAuxHidden;
 use super::floats::{begin_floats, finish_floats, read_floats};
 use super::stage::{StageRunner, Staging};
@@ -11,9 +11,8 @@ use crate::batch::StepBatch;
 use crate::profile::Profiler;
 use crate::readback::{Readback, StepOutput};
 use ferrum_kernels::{
-    BackendKvDtype, BatchInvariance, DeviceBuffer, DeviceSampling, KvDtypeKind, LlmBackend, Logits,
-    Logprobs, MAX_LOGPROBS, NoToken, PendingRead, RowSampling, RowShape, SampleBatch, SampleShape,
-    Sampled,
+    BatchInvariance, DeviceBuffer, DeviceSampling, LlmBackend, Logits, Logprobs, MAX_LOGPROBS,
+    NoToken, PendingRead, RowSampling, RowShape, SampleBatch, SampleShape, Sampled,
 };
 use ferrum_types::{FloatElement, Result, TokenId};
 
@@ -129,7 +128,7 @@ impl<B: LlmBackend> SamplerState<B> {
     }
 
     /// Chooses the tokens of the first rows of logits on the device, which may have
-    /// [`samples`](ModelRunner::samples).
+    /// [`samples`](DecoderRunner::samples).
     pub(super) fn choose(
         &mut self,
         ctx: &mut B::Context,
@@ -176,7 +175,7 @@ struct Reads<B: LlmBackend> {
     aux_hidden: Vec<PendingAuxHidden<B>>,
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> ModelRunner<B, K> {
+impl<B: LlmBackend> DecoderRunner<B> {
     /// Whether rows can want a [sampled](crate::DeviceChoice::Sampled) token.
     pub fn samples(&self) -> bool {
         B::device(&self.stage.ctx).samples()

@@ -14,6 +14,7 @@ use crate::batch::{AuxHiddenPoint, StepBatch};
 use crate::cache::CacheGroup;
 use crate::images::StepImages;
 use crate::inventory::Stage;
+use crate::kv_layer::{AllocKvCache, AnyKvCache};
 use crate::layer::{
     CacheMut, DraftBuffers, LayerStates, Scratch, StepState, draft_input, layer_forward,
     layer_input, per_layer_inputs,
@@ -23,8 +24,7 @@ use crate::readback::StepOutput;
 use crate::rope::{self, RopeTables};
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BatchShape, DeviceBatch, HostBuffer, KvCache, KvDtypeKind, LlmBackend,
-    PagedKvShape, RowShape, Span,
+    Backend, BatchShape, DeviceBatch, HostBuffer, LlmBackend, PagedKvShape, RowShape, Span,
 };
 use ferrum_types::{AdapterId, BlockId, Error, FloatElement, Result, StateSlot};
 
@@ -38,7 +38,7 @@ pub(super) type StageEnd<'a, B> = dyn FnMut(
     + 'a;
 
 /// Weights, KV pool and step state on one device.
-pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> {
+pub(crate) struct StageRunner<B: LlmBackend> {
     /// The decoder with the layers of this stage alone.
     spec: DecoderSpec,
     config: RunnerConfig,
@@ -46,7 +46,7 @@ pub(crate) struct StageRunner<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>
     groups: Vec<CacheGroup>,
     pub(crate) ctx: B::Context,
     weights: BodyWeights<B>,
-    pub(crate) kv: KvCache<B, K>,
+    pub(crate) kv: AnyKvCache<B>,
     /// Recurrent states of the layers that have one: those of the slots, where the device captures that of rows that
     /// no sequence reads, and zeros.
     pub(crate) states: Vec<LayerStates<B>>,
@@ -86,13 +86,14 @@ pub(super) struct Staging<B: LlmBackend> {
     pub(super) logits: HostBuffer<B::Logit>,
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
-    /// Allocates everything that steps of the given sizes need for a stage of the decoder `spec`.
+impl<B: LlmBackend> StageRunner<B> {
+    /// Allocates everything that steps of the given sizes need for a stage of the decoder `spec`, its pools by `alloc`.
     pub(super) fn new(
         device: &B,
         spec: &DecoderSpec,
         weights: BodyWeights<B>,
         config: RunnerConfig,
+        alloc: AllocKvCache<B>,
     ) -> Result<Self> {
         let groups = config.cache_groups(spec);
         let caches = config.layer_caches(spec);
@@ -138,7 +139,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let draft = weights.draft.as_ref();
         let draft = draft.map(|input| DraftBuffers::alloc(device, input, sizes, &mut scratch));
         Ok(Self {
-            kv: KvCache::alloc(device, pools)?,
+            kv: alloc(device, pools.collect())?,
             states,
             cache_of,
             scratch,
@@ -373,7 +374,7 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
         let (_, block_size) = self.config.blocks();
         for (group, tables) in self.tables.iter_mut().enumerate() {
             // Other stages may have the layers that would look at it.
-            if self.kv.layers.iter().any(|layer| layer.group == group) {
+            if self.kv.layers.iter().any(|layer| layer.group() == group) {
                 for seq in 0..seqs {
                     let blocks = (batch.kv_lens[seq] as usize).div_ceil(block_size);
                     tables.update(seq, &batch.table(group, seq)[..blocks], packed);
@@ -494,10 +495,10 @@ impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> StageRunner<B, K> {
 
 /// Embeds the batch's tokens, where this is the first stage, and runs all its layers; the last layer's output is pending in
 /// `delta`.
-fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
+fn forward<B: LlmBackend>(
     ctx: &mut B::Context,
     weights: &BodyWeights<B>,
-    (kv, states, cache_of): (&mut KvCache<B, K>, &mut [LayerStates<B>], &[CacheIndex]),
+    (kv, states, cache_of): (&mut AnyKvCache<B>, &mut [LayerStates<B>], &[CacheIndex]),
     step: &StepState<'_, B>,
     scratch: &mut Scratch<B>,
     (aux_hidden, draft): (&mut AuxHiddenStates<B>, Option<&mut DraftBuffers<B>>),
@@ -516,7 +517,7 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
     let layers = step.spec.layers.iter().zip(&weights.layers).zip(cache_of);
     for (index, (layer, place)) in layers.enumerate() {
         let cache = match *place {
-            CacheIndex::Pool(pool) => CacheMut::Pool(&mut kv.layers[pool]),
+            CacheIndex::Pool(pool) => CacheMut::Pool(&mut *kv.layers[pool]),
             CacheIndex::State(state) => CacheMut::State(&mut states[state]),
             CacheIndex::None => CacheMut::None,
         };
@@ -528,7 +529,7 @@ fn forward<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind>(
             let stream = (&scratch.residual, &mut scratch.profiler);
             aux_hidden.take_stream(ctx, first + index - 1, stream)?;
         }
-        layer_forward::<B, K>(ctx, index, layer, cache, step, scratch)?;
+        layer_forward(ctx, index, layer, cache, step, scratch)?;
     }
     Ok(())
 }

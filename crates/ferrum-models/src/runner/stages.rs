@@ -9,15 +9,20 @@ use super::weights::DecoderWeights;
 use crate::batch::StepBatch;
 use crate::inventory::Stage;
 use crate::kv_blocks::KvBlockLayout;
+use crate::kv_layer::AnyKvCache;
 use crate::lora::{AdapterPart, LoadedAdapter, PartLoader};
 use crate::readback::StepOutput;
 use crate::spec::DecoderSpec;
 use ferrum_kernels::{BackendKvDtype, KvDtypeKind, LlmBackend, Span};
 use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A stage of a [`ModelRunner`](crate::ModelRunner) that is not its last, with a KV cache of element `K`.
-pub struct EarlierStage<K: KvDtypeKind>(pub(super) Box<dyn AnyStage<K>>);
+pub struct EarlierStage<K: KvDtypeKind> {
+    pub(super) stage: Box<dyn AnyStage>,
+    element: PhantomData<K>,
+}
 
 impl<K: KvDtypeKind> EarlierStage<K> {
     /// Allocates what steps of the given sizes need for a stage of the decoder `spec`.
@@ -40,8 +45,11 @@ impl<K: KvDtypeKind> EarlierStage<K> {
         if !body.cut.is_whole() {
             return Err(no_ranks());
         }
-        let stage = StageRunner::<B, K>::new(device, spec, body, config)?;
-        Ok(Self(Box::new(stage)))
+        let stage = StageRunner::new(device, spec, body, config, AnyKvCache::alloc::<K>)?;
+        Ok(Self {
+            stage: Box::new(stage),
+            element: PhantomData,
+        })
     }
 }
 
@@ -52,7 +60,7 @@ pub(super) fn no_ranks() -> Error {
 }
 
 /// A [`StageRunner`] of any backend.
-pub(crate) trait AnyStage<K>: Send {
+pub(crate) trait AnyStage: Send {
     fn stage(&self) -> &Stage;
 
     fn backend(&self) -> &'static str;
@@ -98,7 +106,7 @@ pub(crate) trait AnyStage<K>: Send {
     fn unload_adapter(&mut self, id: AdapterId) -> bool;
 }
 
-impl<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind> AnyStage<K> for StageRunner<B, K> {
+impl<B: LlmBackend> AnyStage for StageRunner<B> {
     fn stage(&self) -> &Stage {
         StageRunner::stage(self)
     }

@@ -334,8 +334,7 @@ fn images_are_seen_across_stages_and_ranks() {
     }
     let layout = config(KvLayout::Paged { block_size: 16 });
     let devices = [exact_cpu(), exact_cpu()];
-    let group =
-        RunnerGroup::<_, KvF32>::load::<Dequantized>(&devices, &model, layout, &mut |_, _| ());
+    let group = RunnerGroup::load::<KvF32, Dequantized>(&devices, &model, layout, &mut |_, _| ());
     let mut group = group.unwrap();
     let mut batch = StepBatch::default();
     let blocks: Vec<_> = (0..8).rev().map(BlockId).collect();

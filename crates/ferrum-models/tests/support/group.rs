@@ -12,8 +12,8 @@ pub(crate) const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
 pub(crate) fn group<B: LlmBackend, W: WeightForm<B>>(
     devices: &[B],
     model: &Model,
-) -> RunnerGroup<B, KvF32> {
-    RunnerGroup::load::<W>(devices, model, config(LAYOUT), &mut |_, _| ()).unwrap()
+) -> RunnerGroup<B> {
+    RunnerGroup::load::<KvF32, W>(devices, model, config(LAYOUT), &mut |_, _| ()).unwrap()
 }
 
 pub(crate) fn step(tokens: &[TokenId], start: usize, prompt_len: usize, pool: usize) -> StepBatch {
@@ -42,7 +42,7 @@ fn adapted_step(
 }
 
 /// The state slot of the only sequence of a batch, if it needs one.
-fn add_state<B: LlmBackend>(group: &RunnerGroup<B, KvF32>, batch: &mut StepBatch) {
+fn add_state<B: LlmBackend>(group: &RunnerGroup<B>, batch: &mut StepBatch) {
     if group.state_slots().is_some() {
         batch.add_state(StateSlot(1));
     }
@@ -50,7 +50,7 @@ fn add_state<B: LlmBackend>(group: &RunnerGroup<B, KvF32>, batch: &mut StepBatch
 
 /// Logits of all positions of `tokens`, `chunk` of them in a step.
 pub(crate) fn logits<B: LlmBackend>(
-    group: &mut RunnerGroup<B, KvF32>,
+    group: &mut RunnerGroup<B>,
     (tokens, adapter): (&[TokenId], Option<AdapterId>),
     chunk: usize,
 ) -> Vec<f32> {
@@ -67,7 +67,7 @@ pub(crate) fn logits<B: LlmBackend>(
 
 /// Greedy tokens behind a prompt.
 pub(crate) fn greedy<B: LlmBackend>(
-    group: &mut RunnerGroup<B, KvF32>,
+    group: &mut RunnerGroup<B>,
     prompt: &[TokenId],
     count: usize,
 ) -> Vec<TokenId> {

@@ -23,8 +23,8 @@ use ferrum_kernels::{
     BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
 use ferrum_models::{
-    DraftHead, EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, Stage,
-    WeightForm, load_draft_head, load_stage_weights,
+    DecoderRunner, DraftHead, EarlierStage, LoadProgress, MemoryPlan, Model, ModelRunner,
+    RunnerConfig, Stage, WeightForm, load_draft_head, load_stage_weights,
 };
 use ferrum_types::{Error, Result, SrcDtype};
 use stage_list::StageChoice;
@@ -501,6 +501,10 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadEarlier<'_, '_> {
     }
 }
 
+fn boxed<B: LlmBackend, K: KvDtypeKind>(runner: ModelRunner<B, K>) -> Box<dyn StepRunner> {
+    Box::new(DecoderRunner::from(runner))
+}
+
 /// A runner of the model, and one of its draft head.
 type Runners = (Box<dyn StepRunner>, Option<Box<dyn StepRunner>>);
 
@@ -532,12 +536,12 @@ impl<K: KvDtypeKind> DeviceJob<K> for LoadLast<'_, '_, K> {
                 let weights = load_draft_head::<B, W>(running, head, model, shared)?;
                 let spec = head.spec().clone();
                 let runner = ModelRunner::<B, K>::new(running, spec, weights, config)?;
-                Some(Box::new(runner) as Box<dyn StepRunner>)
+                Some(boxed(runner))
             }
             None => None,
         };
         let spec = model.spec.clone();
         let runner = ModelRunner::<B, K>::with_stages(earlier, running, spec, weights, config)?;
-        Ok((Box::new(runner), head))
+        Ok((boxed(runner), head))
     }
 }
