@@ -3,7 +3,6 @@
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::core::Shared;
-use super::flash;
 use super::memory::{Memory, Pinned};
 use super::nccl::Communicator;
 use super::nccl::Link;
@@ -27,6 +26,10 @@ const STEP: usize = 8 << 20;
 /// bus busy while the third is filled.
 const MAX_SLOTS: usize = 16;
 const MAX_LARGE: usize = 3;
+
+/// Counters of a context: most tiles, over all kv heads, of a launch of attention whose last blocks join parts. Keys of a tile
+/// are shared where tiles are less than the blocks that a device has room for, which are 528 on an H200.
+pub(super) const COUNTERS: usize = 1024;
 
 /// A parameter of a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +91,7 @@ impl<A: CudaAct> CudaContext<A> {
     pub(super) fn new(backend: CudaBackend<A>) -> Result<Self> {
         let stream = Stream::new(&backend.shared.driver)?;
         // Before any capture: a captured fill would run when the step is replayed, or never.
-        let counters = Memory::new(stream.driver(), flash::COUNTERS * size_of::<u32>())?;
+        let counters = Memory::new(stream.driver(), COUNTERS * size_of::<u32>())?;
         stream.zero("context", counters.at, counters.bytes)?;
         Ok(Self {
             graphs: HashMap::new(),
@@ -189,7 +192,7 @@ impl<A: CudaAct> CudaContext<A> {
         grown(&mut self.second_scratch, &self.stream, bytes)
     }
 
-    /// [`flash::COUNTERS`] counters of 32 bits, which the launch that takes them leaves at zero.
+    /// [`COUNTERS`] counters of 32 bits, which the launch that takes them leaves at zero.
     pub(super) fn counters(&self) -> u64 {
         self.counters.at
     }

@@ -16,7 +16,7 @@
 
 use super::attention_call::Call;
 use super::compiler::KernelFile;
-use super::context::{Arg, CudaContext};
+use super::context::{Arg, COUNTERS, CudaContext};
 use super::role::CudaAct;
 use super::tile;
 use crate::backend::AttnConfig;
@@ -34,10 +34,6 @@ const MAX_PARTS: usize = 32;
 
 /// Most bytes for the parts of a launch where bits are not to depend on the batch; above, a block makes all parts of a row.
 const MAX_BYTES: usize = 128 << 20;
-
-/// Most tiles, over all kv heads, of a launch whose last blocks join parts: each takes a counter of the context. Keys of a tile are
-/// shared where tiles are less than the blocks that a device has room for, which are 528 on an H200.
-pub(super) const COUNTERS: usize = 1024;
 
 /// Most bytes of parts that the last block of a tile joins. By estimate, a block reads 40 bytes a nanosecond (16 KiB at once, each
 /// time 0.4 µs), so these take 3 µs, and `flash_combine` was measured at 7.

@@ -4,9 +4,8 @@
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::pack::{Format, PackedSlab, TILE_GROUPS, TILE_ROWS};
-use super::quant_kernels::{kernels, weight_args};
+use super::quant_kernels::{kernels, reordered, weight_args};
 use super::role::CudaAct;
-use super::tile;
 use super::tile_operands::{TileOut, TileRows};
 use super::weight::row_stride;
 use crate::backend::check::elements;
@@ -75,7 +74,7 @@ fn rows_of<A: CudaAct>(
 ) -> Result<[Arg; 2]> {
     let stride = row_stride(x.k);
     let order = slab.order.as_ref().map_or(0, |order| order.at);
-    let at = tile::reordered(ctx, op, x, (order, stride))?;
+    let at = reordered(ctx, op, x, (order, stride))?;
     Ok([Arg::At(at), Arg::Int(stride)])
 }
 

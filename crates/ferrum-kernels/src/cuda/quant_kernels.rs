@@ -1,9 +1,15 @@
-//! The kernels of weights that are integers, by their number of bits, and the parameters that all of them have of a weight.
+//! The kernels of weights that are integers, by their number of bits, the parameters that all of them have of a weight, and rows
+//! in the order of its columns.
 //!
 //! Products of a few rows (`quant.rs`, `quant_gemv.rs`), tiles (`tile.rs`) and experts (`moe.rs`) launch them.
 
-use super::context::Arg;
+use super::compiler::KernelFile;
+use super::context::{Arg, CudaContext};
 use super::pack::{Format, PackedSlab};
+use super::role::CudaAct;
+use super::tile_operands::TileRows;
+use crate::backend::check::elements;
+use ferrum_types::Result;
 
 /// The kernels of a number of bits.
 pub(super) struct Kernels {
@@ -88,4 +94,27 @@ pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; WEIGHT_ARGS] {
         Arg::Int(min_groups),
         Arg::Int(table),
     ]
+}
+
+/// The rows of x with a stride, zeros behind their elements, which come in the order at `order` unless that is null.
+pub(super) fn reordered<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    (order, stride): (u64, usize),
+) -> Result<u64> {
+    if order == 0 && stride == x.k {
+        return Ok(x.at);
+    }
+    let at = ctx.scratch(elements(op, &[x.rows, stride, 2])?)?;
+    let args = [
+        Arg::At(at),
+        Arg::At(x.at),
+        Arg::At(order),
+        Arg::Int(x.k),
+        Arg::Int(stride),
+    ];
+    let kernel = (KernelFile::TileHalf, "arrange_rows");
+    ctx.launch(op, kernel, (x.rows, 256, 0), args)?;
+    Ok(at)
 }

@@ -616,31 +616,8 @@ fn arranged<A: CudaAct>(
         TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
         TileWeight::Dense { .. } | TileWeight::Float8(_) => 0,
     };
-    let at = reordered(ctx, op, x, (order, stride))?;
+    let at = quant_kernels::reordered(ctx, op, x, (order, stride))?;
     Ok((at, stride, Arg::At(0)))
-}
-
-/// The rows of x with a stride, zeros behind their elements, which come in the order at `order` unless that is null.
-pub(super) fn reordered<A: CudaAct>(
-    ctx: &mut CudaContext<A>,
-    op: &'static str,
-    x: TileRows,
-    (order, stride): (u64, usize),
-) -> Result<u64> {
-    if order == 0 && stride == x.k {
-        return Ok(x.at);
-    }
-    let at = ctx.scratch(elements(op, &[x.rows, stride, 2])?)?;
-    let args = [
-        Arg::At(at),
-        Arg::At(x.at),
-        Arg::At(order),
-        Arg::Int(x.k),
-        Arg::Int(stride),
-    ];
-    let kernel = (KernelFile::TileHalf, "arrange_rows");
-    ctx.launch(op, kernel, (x.rows, 256, 0), args)?;
-    Ok(at)
 }
 
 /// A product of up to [`GEMV_MAX_ROWS`] rows with floats.
