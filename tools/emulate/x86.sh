@@ -7,4 +7,4 @@ cd "$(dirname "$0")/../.."
 
 target=x86_64-unknown-linux-musl
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUNNER="$PWD/tools/emulate/guest.sh"
-exec cargo test --profile emulate --target $target "$@"
+exec cargo test --release --target $target "$@"
