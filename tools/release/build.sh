@@ -4,7 +4,7 @@ set -eu
 
 help() {
     cat <<'HELP'
-Usage: tools/release/build.sh [--target TRIPLE] [--static] [--binary FILE] [--out DIR]
+Usage: tools/release/build.sh [--target TRIPLE] [--run-with COMMAND] [--static] [--binary FILE] [--out DIR]
 
 Builds the program, strips it, checks that it runs, and writes into DIR
 
@@ -14,7 +14,11 @@ Builds the program, strips it, checks that it runs, and writes into DIR
 
 The same binary gives the same archive: files are sorted, owned by nobody in particular, and as old as the commit.
 
-  --target TRIPLE   what to build for; this machine must run it [default: this machine]
+  --target TRIPLE   what to build for [default: this machine]. For another processor it needs a cross compiler, such as
+                    gcc-aarch64-linux-gnu for aarch64-unknown-linux-gnu; CARGO_TARGET_…_LINKER and STRIP name other ones
+  --run-with COMMAND
+                    what runs its programs here, such as "qemu-aarch64 -L /usr/aarch64-linux-gnu": the program itself
+                    writes the completions, manual pages and licences of its archive
   --static          link the C library into the program, which then computes on the CPU only: Vulkan and CUDA are
                     libraries that are opened at run time. The archive's name ends in -static
   --binary FILE     take this program instead of building one
@@ -35,6 +39,7 @@ fail() {
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 host="$(rustc -vV | sed -n 's/^host: //p')"
 target="$host"
+run_with=
 static=
 binary=
 out="$root/target/release-archives"
@@ -42,18 +47,27 @@ while [ $# -gt 0 ]; do
     case "$1" in
     -h | --help) help && exit 0 ;;
     --static) static=yes && shift ;;
-    --target | --binary | --out)
+    --target | --run-with | --binary | --out)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case "$1" in
         --target) target="$2" ;;
+        --run-with) run_with="$2" ;;
         --binary) binary="$2" ;;
         --out) out="$2" ;;
         esac
         shift 2
         ;;
-    *) fail "found $1, expected --target, --static, --binary or --out" ;;
+    *) fail "found $1, expected --target, --run-with, --static, --binary or --out" ;;
     esac
 done
+
+# Names of a processor's tools are those of Debian's packages.
+strip="${STRIP:-strip}"
+if [ "${target%%-*}" != "${host%%-*}" ]; then
+    strip="${STRIP:-${target%%-*}-linux-gnu-strip}"
+    linker="CARGO_TARGET_$(echo "$target" | tr 'a-z-' 'A-Z_')_LINKER"
+    [ -n "$binary" ] || export "$linker=$(printenv "$linker" || echo "${target%%-*}-linux-gnu-gcc")"
+fi
 
 if [ -z "$binary" ]; then
     set -- cargo build --release --locked --package ferrum-cli
@@ -75,12 +89,19 @@ fi
 
 scratch="$(mktemp -d)"
 trap 'rm -r "$scratch"' EXIT
-strip -o "$scratch/ferrum" "$binary"
+"$strip" -o "$scratch/ferrum" "$binary"
 
-# The stripped program runs, and the model inside it computes.
-version="$("$scratch/ferrum" --version | sed -n '1s/^ferrum \([^ ]*\).*/\1/p')"
-[ -n "$version" ] || fail "the program does not tell its version"
-answer="$("$scratch/ferrum" run --backend cpu --temperature 0 --max-tokens 12 'What is 7 plus 5?')"
+# The stripped program, which may need another one to run here.
+ferrum() {
+    # shellcheck disable=SC2086 # a command and its arguments
+    $run_with "$scratch/ferrum" "$@"
+}
+
+# Check that the program runs, and that the model inside it computes.
+version="$(ferrum --version | sed -n '1s/^ferrum \([^ ]*\).*/\1/p')"
+[ -n "$version" ] || fail "the program does not tell its version
+hint: --run-with names what runs it, where this is another processor"
+answer="$(ferrum run --backend cpu --temperature 0 --max-tokens 12 'What is 7 plus 5?')"
 case "$answer" in
 *12*) ;;
 *) fail "the demo model says \"$answer\" to \"What is 7 plus 5?\"" ;;
@@ -91,11 +112,11 @@ stage="$scratch/$name"
 mkdir -p "$stage/completions" "$stage/man"
 install -m 755 "$scratch/ferrum" "$stage/ferrum"
 install -m 644 "$root/LICENSE" "$root/README.md" "$root/CHANGELOG.md" "$stage"
-"$stage/ferrum" licenses --full >"$stage/THIRD-PARTY-LICENSES.txt"
-"$stage/ferrum" completions bash >"$stage/completions/ferrum.bash"
-"$stage/ferrum" completions zsh >"$stage/completions/_ferrum"
-"$stage/ferrum" completions fish >"$stage/completions/ferrum.fish"
-"$stage/ferrum" man "$stage/man"
+ferrum licenses --full >"$stage/THIRD-PARTY-LICENSES.txt"
+ferrum completions bash >"$stage/completions/ferrum.bash"
+ferrum completions zsh >"$stage/completions/_ferrum"
+ferrum completions fish >"$stage/completions/ferrum.fish"
+ferrum man "$stage/man"
 
 time="$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)"
 mkdir -p "$out"

@@ -178,7 +178,7 @@ impl<B: Backend> Cases<B> {
         self.add_boxed(label, Box::new(make), implementations);
     }
 
-    /// [`add`](Self::add), compiled once for each input and not for each case.
+    /// [`add`](Self::add), compiled once for each type of input and not for each case.
     fn add_boxed<D: 'static>(
         &mut self,
         label: Label,
@@ -218,7 +218,7 @@ impl<B: Backend> Cases<B> {
         self.same_boxed(name, Box::new(make), one, other);
     }
 
-    /// [`same`](Self::same), compiled once for each input and not for each case.
+    /// [`same`](Self::same), compiled once for each type of input and not for each case.
     fn same_boxed<D: 'static>(
         &mut self,
         (op, dtype, name): (&'static str, &'static str, &str),
@@ -247,7 +247,7 @@ impl<B: Backend> Cases<B> {
         self.rejects_short_buffers_boxed(name, Box::new(make), implementations);
     }
 
-    /// [`rejects_short_buffers`](Self::rejects_short_buffers), compiled once for each input and not for each case.
+    /// [`rejects_short_buffers`](Self::rejects_short_buffers), compiled once for each type of input and not for each case.
     fn rejects_short_buffers_boxed<D: 'static>(
         &mut self,
         (op, dtype): (&'static str, &'static str),

@@ -1,7 +1,7 @@
 //! The engine: picks a device, owns a runner, turns logits into tokens and tokens into text.
 //!
 //! Run-time choices end here: [`BackendDispatch`] picks the backend and the KV element once, and what
-//! lies below is generic code without a branch on either; [`Placement`] says which devices have which layers. This crate knows nothing of HTTP or of how
+//! lies below has no branch on either; [`Placement`] says which devices have which layers. This crate knows nothing of HTTP or of how
 //! files are laid out.
 
 mod device;

@@ -1,8 +1,8 @@
-//! Models: what a decoder is ([`DecoderSpec`]), how one step of it runs ([`ModelRunner`]), and how the
+//! Models: what a decoder is ([`DecoderSpec`]), how one step of it runs ([`DecoderRunner`]), and how the
 //! families people use map onto that ([`families`]).
 //!
 //! There is one forward path. Prefill, a chunk of it, decode and any mix are the same code over a flat
-//! ragged [`StepBatch`], generic over the backend and the KV element. A family is data: it maps a
+//! ragged [`StepBatch`], generic over the backend; a [`ModelRunner`] is made for a KV element, which layers do not see. A family is data: it maps a
 //! config and weight names onto a spec, and owns no forward pass.
 //!
 //! This crate knows nothing of scheduling, sampling or sockets.

@@ -13,7 +13,7 @@ pub enum DeviceChoice {
     /// The most likely token, the lowest id of equals. Every runner can.
     Greedy,
     /// As the next row of the step's [`sampling`](crate::StepBatch::sampling) says: its rows are these, in order. For
-    /// runners that [sample](crate::ModelRunner::samples).
+    /// runners that [sample](crate::DecoderRunner::samples).
     Sampled,
 }
 

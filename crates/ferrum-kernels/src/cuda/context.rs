@@ -27,8 +27,8 @@ const STEP: usize = 8 << 20;
 const MAX_SLOTS: usize = 16;
 const MAX_LARGE: usize = 3;
 
-/// Counters of a context: most tiles, over all kv heads, of a launch of attention whose last blocks join parts. Keys of a tile
-/// are shared where tiles are less than the blocks that a device has room for, which are 528 on an H200.
+/// Counters of a context. Attention whose last blocks join parts takes one for each tile and kv head, so this is the most of such a
+/// launch. Keys of a tile are shared where tiles are less than the blocks that a device has room for, which are 528 on an H200.
 pub(super) const COUNTERS: usize = 1024;
 
 /// A parameter of a kernel.

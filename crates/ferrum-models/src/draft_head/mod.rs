@@ -9,7 +9,7 @@
 //! - EAGLE-3 in a folder of its own ([`read_eagle3`]). It reads the residual stream behind three layers, and may have a
 //!   smaller vocabulary.
 //!
-//! A head is run as any decoder by a [`ModelRunner`](crate::ModelRunner); what is different is its input
+//! A head is run as any decoder by a [`DecoderRunner`](crate::DecoderRunner); what is different is its input
 //! ([`StepBatch::features`](crate::StepBatch::features)).
 
 mod eagle3;

@@ -2,7 +2,7 @@
 //!
 //! A message is a kind and then the fields of that kind in a fixed order. It comes from another process, so a reader
 //! holds every count against the words that remain, and the fields of a step against each other; what the numbers mean
-//! to a runner, [`ModelRunner`](crate::ModelRunner) checks as it does for every batch. How tokens are sampled is not
+//! to a runner, [`DecoderRunner`](crate::DecoderRunner) checks as it does for every batch. How tokens are sampled is not
 //! sent: rank 0 alone chooses, and on the others a row that is sampled there takes the most likely token, which costs
 //! nothing and is not looked at.
 

@@ -1,6 +1,6 @@
 //! [`RunnerGroup`]: the ranks of a model in lock step.
 //!
-//! Each rank is a [`ModelRunner`] of its own, with a rank's share of heads and widths, on a thread or in a process of its
+//! Each rank is a [`DecoderRunner`] of its own, with a rank's share of heads and widths, on a thread or in a process of its
 //! own. Rank 0 leads: it tells the others each step ([`message`]), and what it reads counts. The others [`follow`]. All get
 //! the same batches in the same order, so they make the same collectives. A rank that fails ends the group, because the
 //! others' caches no longer agree with it.
@@ -176,28 +176,28 @@ impl<B: LlmBackend> RunnerGroup<B> {
         self.first.pool()
     }
 
-    /// [`ModelRunner::cache_groups`] of every rank.
+    /// [`DecoderRunner::cache_groups`] of every rank.
     pub fn cache_groups(&self) -> &[CacheGroup] {
         self.first.cache_groups()
     }
 
-    /// [`ModelRunner::state_slots`] of every rank.
+    /// [`DecoderRunner::state_slots`] of every rank.
     pub fn state_slots(&self) -> Option<StateSlots> {
         self.first.state_slots()
     }
 
-    /// [`ModelRunner::samples`] of rank 0, which alone chooses tokens.
+    /// [`DecoderRunner::samples`] of rank 0, which alone chooses tokens.
     pub fn samples(&self) -> bool {
         self.first.samples()
     }
 
-    /// [`ModelRunner::batch_invariance`]: where a device promises equal bits, sums over ranks are made element by element, and change nothing
+    /// [`DecoderRunner::batch_invariance`]: where a device promises equal bits, sums over ranks are made element by element, and change nothing
     /// of it.
     pub fn batch_invariance(&self) -> BatchInvariance {
         self.first.batch_invariance()
     }
 
-    /// [`ModelRunner::take_spans`] of rank 0.
+    /// [`DecoderRunner::take_spans`] of rank 0.
     ///
     /// # Errors
     /// What the device says.
@@ -205,7 +205,7 @@ impl<B: LlmBackend> RunnerGroup<B> {
         self.first.take_spans()
     }
 
-    /// [`ModelRunner::submit`] on all ranks.
+    /// [`DecoderRunner::submit`] on all ranks.
     ///
     /// # Errors
     /// Those of `submit`. A batch that does not fit is refused before another rank sees it; any other error ends the
@@ -218,7 +218,7 @@ impl<B: LlmBackend> RunnerGroup<B> {
         self.done(ticket)
     }
 
-    /// [`ModelRunner::collect`] of rank 0.
+    /// [`DecoderRunner::collect`] of rank 0.
     ///
     /// # Errors
     /// Those of `collect`.

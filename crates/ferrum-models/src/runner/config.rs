@@ -38,7 +38,7 @@ pub struct RunnerConfig {
     pub kept_states: usize,
     /// Blocks.
     pub layout: KvLayout,
-    /// Whether each op is measured, for [`ModelRunner::take_spans`](crate::ModelRunner::take_spans). Steps are then not captured.
+    /// Whether each op is measured, for [`DecoderRunner::take_spans`](crate::DecoderRunner::take_spans). Steps are then not captured.
     pub profile: bool,
 }
 

@@ -1,4 +1,4 @@
-//! [`ModelRunner`]: a decoder's runner that knows the element of its KV cache.
+//! [`ModelRunner`]: a decoder's runner that has the element of its KV cache as a type parameter.
 
 use super::{DecoderRunner, DecoderWeights, EarlierStage, RunnerConfig};
 use crate::kv_layer::AnyKvCache;

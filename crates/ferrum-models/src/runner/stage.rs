@@ -274,7 +274,7 @@ impl<B: LlmBackend> StageRunner<B> {
         }
     }
 
-    /// See [`ModelRunner::take_spans`](super::ModelRunner::take_spans).
+    /// See [`DecoderRunner::take_spans`](super::DecoderRunner::take_spans).
     pub(super) fn take_spans(&mut self) -> Result<Vec<Span>> {
         self.scratch.profiler.take_spans(&mut self.ctx)
     }

@@ -18,7 +18,7 @@ use ferrum_types::{AdapterId, BlockId, Error, Result, StateSlot};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// A stage of a [`ModelRunner`](crate::ModelRunner) that is not its last, with a KV cache of element `K`.
+/// A stage of a [`DecoderRunner`](crate::DecoderRunner) that is not its last, with a KV cache of element `K`.
 pub struct EarlierStage<K: KvDtypeKind> {
     pub(super) stage: Box<dyn AnyStage>,
     element: PhantomData<K>,

@@ -263,8 +263,8 @@ pub(crate) unsafe fn unit<S: ByteProducts, W: HalfUnit, const MR: usize>(
     }
 }
 
-/// How level `S` adds the products of `W`'s steps. Constants, so that of [`totals`]' ways only the one that
-/// is taken is compiled.
+/// How level `S` adds the products of `W`'s steps. A constant, so that only the branch of [`totals`] in use is
+/// compiled.
 struct Steps<S, W>(PhantomData<(S, W)>);
 
 impl<S: ByteProducts, W: HalfUnit> Steps<S, W> {
@@ -324,8 +324,8 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
                 }
             } else {
                 unrolled!(r < MR => {
-                    let before = if t.is_multiple_of(run) { s.no_products() } else { products[r] };
-                    products[r] = s.narrow(before, step, rows.int(t, r));
+                    let partial = if t.is_multiple_of(run) { s.no_products() } else { products[r] };
+                    products[r] = s.narrow(partial, step, rows.int(t, r));
                 });
                 if (t + 1).is_multiple_of(run) {
                     unrolled!(r < MR => {
