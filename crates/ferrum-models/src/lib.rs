@@ -2,8 +2,8 @@
 //! families people use map onto that ([`families`]).
 //!
 //! There is one forward path. Prefill, a chunk of it, decode and any mix are the same code over a flat
-//! ragged [`StepBatch`], generic over the backend; a [`ModelRunner`] is made for a KV element, which layers do not see. A family is data: it maps a
-//! config and weight names onto a spec, and owns no forward pass.
+//! ragged [`StepBatch`], generic over the backend; a [`ModelRunner`] is made for a KV element, which layers do
+//! not see. A family is data: it maps a config and weight names onto a spec, and owns no forward pass.
 //!
 //! This crate knows nothing of scheduling, sampling or sockets.
 
