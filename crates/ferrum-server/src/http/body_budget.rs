@@ -59,7 +59,7 @@ impl BodyBudget {
     pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, BodyPermits), ApiError> {
         let (mut bytes, mut permits, mut room) = (Vec::new(), None, STEP);
         let (mut length, mut values) = (0, 0);
-        let (mut patience, mut refusal) = (PATIENCE, None);
+        let mut patience = PATIENCE;
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             // The connection is broken, so no client reads this error.
             let frame = frame.map_err(|_| ApiError::too_large(self.most))?;
@@ -70,29 +70,13 @@ impl BodyBudget {
             if length > self.most {
                 return Err(ApiError::too_large(self.most));
             }
-            if refusal.is_some() {
-                continue;
-            }
-            while length > room && refusal.is_none() {
-                match acquire(&self.bytes, 1, &mut patience).await {
-                    Ok(step) => add(&mut permits, step),
-                    Err(error) => refusal = Some(error),
-                }
+            while length > room {
+                add(&mut permits, acquire(&self.bytes, 1, &mut patience).await?);
                 room += STEP;
             }
-            match refusal {
-                None => {
-                    // Bit by bit: streams of others are written by this thread.
-                    values += count_values(&data);
-                    bytes.extend_from_slice(&data);
-                }
-                // The rest is read and dropped: to a client that is still sending, a refusal would be a broken
-                // connection.
-                Some(_) => (bytes, permits) = (Vec::new(), None),
-            }
-        }
-        if let Some(refusal) = refusal {
-            return Err(refusal);
+            // Bit by bit: streams of others are written by this thread.
+            values += count_values(&data);
+            bytes.extend_from_slice(&data);
         }
         let Some(of_bytes) = permits else {
             return Ok((bytes.into(), None));

@@ -1,7 +1,12 @@
-//! Connection timeouts for idle, slow-sending and non-reading clients.
+//! Connection timeouts for idle, slow-sending and non-reading clients, and a close that does not lose answers.
 //!
 //! [`TimeoutStream`] is a stream between the socket and HTTP (below TLS, so that handshakes cannot stall either).
-//! It sees bytes only. What it has to know of requests, that one is open, [`Activity`] tells it.
+//! It sees bytes only. What it has to know of requests, whether one is open and whether a body was left unread,
+//! [`Activity`] tells it.
+//!
+//! A request can be answered before its body has arrived: it is too long, say, or has no valid key. If the socket were
+//! closed then, TCP would reset the connection (RFC 9112, 9.6), and a client that is still sending would lose the
+//! answer. So the rest is read and discarded for a while.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -13,11 +18,14 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
+
+/// How long the rest of an unread body is read and discarded before the connection is closed.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// How long a connection may stand still.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +45,8 @@ pub(crate) struct Activity {
     begun: AtomicU64,
     /// Those whose answers have not been handed on to their end.
     open: AtomicUsize,
+    /// Whether the last body was dropped before its end.
+    body_unread: AtomicBool,
 }
 
 /// A request that is open.
@@ -56,6 +66,43 @@ impl Drop for OpenRequest {
     }
 }
 
+/// A request's body, which tells when it is dropped before its end.
+pub(crate) struct RequestBody {
+    body: Incoming,
+    /// Nothing more will come. Bodies in chunks tell it only when they are asked for more.
+    ended: bool,
+    activity: Arc<Activity>,
+}
+
+impl hyper::body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.ended |= matches!(frame, Poll::Ready(None | Some(Err(_))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let unread = !self.ended && !hyper::body::Body::is_end_stream(&self.body);
+        self.activity.body_unread.store(unread, Ordering::Relaxed);
+    }
+}
+
 /// What answers requests, and tells `activity` of each until the last byte of its answer.
 pub(crate) fn counted<S>(
     service: S,
@@ -67,11 +114,17 @@ pub(crate) fn counted<S>(
     Future = impl Future<Output = Result<Response, Infallible>> + Send,
 >
 where
-    S: Service<Request<Incoming>, Response = Response, Error = Infallible>,
+    S: Service<Request<RequestBody>, Response = Response, Error = Infallible>,
     S::Future: Send,
 {
-    hyper::service::service_fn(move |request| {
+    hyper::service::service_fn(move |request: Request<Incoming>| {
         let open = OpenRequest::begin(&activity);
+        let activity = Arc::clone(&activity);
+        let request = request.map(|body| RequestBody {
+            body,
+            ended: false,
+            activity,
+        });
         let answer = service.call(request);
         async move {
             let answer = answer.await?;
@@ -130,6 +183,8 @@ pub(crate) struct TimeoutStream<S> {
     read_timer: Option<Pin<Box<Sleep>>>,
     /// Runs while a write waits.
     write_timer: Option<Pin<Box<Sleep>>>,
+    /// Runs from the end of what is written, while the rest of a body is discarded.
+    linger_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> TimeoutStream<S> {
@@ -142,6 +197,7 @@ impl<S> TimeoutStream<S> {
             reading: Reading::Open,
             read_timer: None,
             write_timer: None,
+            linger_timer: None,
         }
     }
 
@@ -175,6 +231,27 @@ impl<S> TimeoutStream<S> {
             .read_timer
             .get_or_insert_with(|| Box::pin(sleep(limit)));
         timer.as_mut().poll(cx)
+    }
+
+    /// Discards what arrives until the client has sent all, the connection breaks or the time is over.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
+    where
+        S: AsyncRead + Unpin,
+    {
+        let timer = self
+            .linger_timer
+            .get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        if timer.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut bytes = [0; 8 << 10];
+        loop {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer));
+            if outcome.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
     }
 
     /// Returns the outcome of a write; a write that waits for too long is an error.
@@ -222,7 +299,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimeoutStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -260,6 +337,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let this = &mut *self;
+        if this.linger_timer.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+        }
+        match this.activity.body_unread.load(Ordering::Relaxed) {
+            true => this.poll_discard(cx).map(Ok),
+            false => Poll::Ready(Ok(())),
+        }
     }
 }

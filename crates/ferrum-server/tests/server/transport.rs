@@ -62,6 +62,50 @@ fn a_client_that_reads_nothing_loses_its_connection() {
     until_status(200, || server.get("/v1/models").status);
 }
 
+/// Whoever is refused while it still sends can send all, and reads the answer.
+#[test]
+fn a_refusal_before_the_end_of_a_body_reaches_the_client() {
+    let server = Running::configured(ServerConfig {
+        max_body_bytes: 1000,
+        api_keys: vec!["secret".into()],
+        ..ServerConfig::default()
+    });
+    // More than the buffers of both sides hold.
+    let rest = vec![b'a'; 32 << 20];
+    let length = format!("Content-Length: {}\r\n", rest.len());
+    let key = "Authorization: Bearer secret\r\n";
+    for (path, key, framing, status) in [
+        (TEXT, key, length.as_str(), "413"),
+        (TEXT, "", &length, "401"),
+        ("/v1/nothing", key, &length, "404"),
+        (TEXT, "", "Transfer-Encoding: chunked\r\n", "401"),
+    ] {
+        let mut stream = connect(&server);
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\n{key}Content-Type: application/json\r\n{framing}\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        if framing == length {
+            stream.write_all(&rest[..2000]).unwrap();
+        }
+        // The answer is there, and the rest is not yet sent.
+        assert_ne!(stream.peek(&mut [0]).unwrap(), 0);
+        let chunk = format!("{:x}\r\n", rest.len());
+        match framing == length {
+            true => stream.write_all(&rest[2000..]).unwrap(),
+            false => {
+                stream.write_all(chunk.as_bytes()).unwrap();
+                stream.write_all(&rest).unwrap();
+                stream.write_all(b"\r\n0\r\n\r\n").unwrap();
+            }
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{path} {framing}");
+        assert!(answer.ends_with('}'), "{answer}");
+    }
+}
+
 #[test]
 fn a_stream_that_nobody_reads_is_cancelled() {
     let server = Running::configured(ServerConfig {
