@@ -1,53 +1,8 @@
-//! The `ferrum` command.
-//!
-//! A command reads its arguments, opens what it needs through `load_model.rs`, and writes data to stdout and
-//! words to stderr. Whatever goes wrong is one sentence with a hint, and a non-zero exit code.
+//! The `ferrum` program. What it does is in the library, so that its compilation overlaps with that of the crates
+//! before it: cargo starts a program only when all of them are done, a library as soon as their types are known.
 
-mod args;
-mod commands;
-mod config_file;
-mod demo_model;
-mod failure;
-mod hub;
-mod input;
-mod load_model;
-mod logging;
-mod model_argument;
-mod process;
-mod ranks;
-mod ui;
-mod version;
-mod weight_cache;
-
-use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    quiet_vulkan_layers();
-    let outcome = config_file::command_line(std::env::args_os().collect());
-    let outcome = outcome.and_then(|cli| match cli {
-        None => Ok(()),
-        Some(cli) => {
-            logging::init(&cli);
-            commands::dispatch(cli.command)
-        }
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        // A reader that has seen enough (`ferrum … | head`) is no error.
-        Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
-        Err(failure) => {
-            ui::error(&failure);
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Mesa's device-select layer asks a Wayland display for its order of devices, and complains on stderr
-/// where there is none, as on any server. We order devices ourselves, so the layer is disabled.
-fn quiet_vulkan_layers() {
-    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-        // SAFETY: this is the first statement of the program: no other thread reads the environment.
-        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
-    }
+    ferrum_cli::main()
 }
