@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ferrum_cli::main()
+    ferrum::main()
 }

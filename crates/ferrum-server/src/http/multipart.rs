@@ -47,7 +47,7 @@ impl Form {
     /// Takes a body apart.
     ///
     /// # Errors
-    /// 400 for what is no form, or has too many or too long fields.
+    /// 400 for what is no form, or has several files, too many or too long fields.
     pub(crate) fn read(bytes: &[u8], boundary: &str) -> Result<Self, ApiError> {
         let broken =
             || ApiError::malformed("the body is not the multipart form that its type says");
@@ -78,7 +78,10 @@ impl Form {
 
     fn add(&mut self, name: String, bytes: &[u8], value: Range<usize>) -> Result<(), ApiError> {
         if name == "file" {
-            self.file = Some(value);
+            if self.file.replace(value).is_some() {
+                let reason = "found more than one, expected a request for each";
+                return Err(ApiError::invalid(name, reason));
+            }
             return Ok(());
         }
         if value.len() > MAX_FIELD {
@@ -177,6 +180,9 @@ mod tests {
         let part = "--b\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n";
         let many = part.repeat(MAX_PARTS + 1) + "--b--";
         assert!(Form::read(many.as_bytes(), "b").is_err());
+        let file = "--b\r\nContent-Disposition: form-data; name=file\r\n\r\n1\r\n";
+        assert!(Form::read(format!("{file}--b--").as_bytes(), "b").is_ok());
+        assert!(Form::read(format!("{file}{file}--b--").as_bytes(), "b").is_err());
         let parts = [
             ("multipart/form-data; boundary=b", Some("b")),
             (

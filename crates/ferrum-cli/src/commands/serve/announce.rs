@@ -53,7 +53,13 @@ impl Start {
     }
 
     fn block(&self) -> String {
-        let mut rows = vec![("chat page", self.url("/")), ("API base", self.url("/v1"))];
+        let mut rows = Vec::new();
+        // A model that is not loaded may be one to chat with.
+        let chats = |model: &ModelSummary| model.kind.is_none_or(|kind| kind == "decoder");
+        if self.models.iter().any(chats) {
+            rows.push(("chat page", self.url("/")));
+        }
+        rows.push(("API base", self.url("/v1")));
         if self.address.ip().is_unspecified() {
             rows.push(("listens on", format!("{}, all addresses", self.address)));
         }
@@ -118,6 +124,11 @@ mod tests {
             level: LevelFilter::INFO,
         };
         insta::assert_snapshot!("one_model_here", here.block());
+        let speech = Start {
+            models: vec![model("whisper", Some("speech"), None, None)],
+            ..here
+        };
+        assert!(!speech.block().contains("chat page"));
         let everywhere = Start {
             address: (Ipv6Addr::UNSPECIFIED, 443).into(),
             tls: true,
