@@ -23,10 +23,7 @@ use failure::Failure;
 use std::process::ExitCode;
 
 /// Runs the command of the process's arguments; gives its exit code.
-///
-/// It sets an environment variable, so it is to be called before there is a second thread.
 pub fn main() -> ExitCode {
-    quiet_vulkan_layers();
     let outcome = config_file::command_line(std::env::args_os().collect());
     let outcome = outcome.and_then(|cli| match cli {
         None => Ok(()),
@@ -43,14 +40,5 @@ pub fn main() -> ExitCode {
             ui::error(&failure);
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Mesa's device-select layer asks a Wayland display for its order of devices, and complains on stderr
-/// where there is none, as on any server. We order devices ourselves, so the layer is disabled.
-fn quiet_vulkan_layers() {
-    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-        // SAFETY: the program does this before anything else: no other thread reads the environment.
-        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
     }
 }

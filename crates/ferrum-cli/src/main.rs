@@ -4,5 +4,15 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    quiet_vulkan_layers();
     ferrum::main()
+}
+
+/// Mesa's device-select layer asks a Wayland display for its order of devices, and complains on stderr
+/// where there is none, as on any server. We order devices ourselves, so the layer is disabled.
+fn quiet_vulkan_layers() {
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // SAFETY: this is the first statement of the program: no other thread reads the environment.
+        unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    }
 }

@@ -250,8 +250,8 @@ impl Server {
     }
 }
 
-/// The connections beyond the limit, the oldest first. What asks for something is answered at once and ends; what
-/// only holds a connection does so for a turn.
+/// The connections beyond the limit, the oldest first. What asks for something is answered at once and ends, unless it
+/// has more of a body to send; what only holds a connection or sends does so for a turn.
 #[derive(Default)]
 struct ReservedTasks(VecDeque<(Instant, AbortHandle)>);
 

@@ -6,7 +6,7 @@
 //!
 //! A request can be answered before its body has arrived: it is too long, say, or has no valid key. If the socket were
 //! closed then, TCP would reset the connection (RFC 9112, 9.6), and a client that is still sending would lose the
-//! answer. So the rest is read and discarded for a while.
+//! answer. So the rest is read and discarded until the client falls silent or the time of a body is over.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -19,18 +19,18 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
-/// How long the rest of an unread body is read and discarded before the connection is closed.
-const LINGER: Duration = Duration::from_secs(10);
+/// How long a client may be silent while the rest of its body is discarded.
+const LINGER_SILENCE: Duration = Duration::from_secs(2);
 
 /// How long a connection may stand still.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
-    /// From the first byte of a request to the end of its headers.
+    /// From the first byte of a request to the end of its headers, and for the rest of a body that is discarded.
     pub(crate) head: Duration,
     /// Without a request.
     pub(crate) idle: Duration,
@@ -45,7 +45,7 @@ pub(crate) struct Activity {
     begun: AtomicU64,
     /// Those whose answers have not been handed on to their end.
     open: AtomicUsize,
-    /// Whether the last body was dropped before its end.
+    /// Whether the last body was dropped before its end had arrived.
     body_unread: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl Drop for OpenRequest {
 /// A request's body, which tells when it is dropped before its end.
 pub(crate) struct RequestBody {
     body: Incoming,
-    /// Nothing more will come. Bodies in chunks tell it only when they are asked for more.
+    /// Its end was read. Bodies in chunks tell it only when they are asked for more.
     ended: bool,
     activity: Arc<Activity>,
 }
@@ -83,7 +83,7 @@ impl hyper::body::Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        self.ended |= matches!(frame, Poll::Ready(None | Some(Err(_))));
+        self.ended |= matches!(frame, Poll::Ready(None));
         frame
     }
 
@@ -98,7 +98,11 @@ impl hyper::body::Body for RequestBody {
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        let unread = !self.ended && !hyper::body::Body::is_end_stream(&self.body);
+        use hyper::body::Body as _;
+        // What is there already, such as a short body that came with its head, is not left unread.
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(Ok(_))) = Pin::new(&mut *self).poll_frame(&mut cx) {}
+        let unread = !self.ended && !self.is_end_stream();
         self.activity.body_unread.store(unread, Ordering::Relaxed);
     }
 }
@@ -170,6 +174,13 @@ enum Reading {
     Head,
 }
 
+/// The times of discarding the rest of a body.
+#[derive(Debug)]
+struct Linger {
+    end: Pin<Box<Sleep>>,
+    silence: Pin<Box<Sleep>>,
+}
+
 /// See the [module](self). A read that takes too long is the end of the stream; so is it to HTTP.
 #[derive(Debug)]
 pub(crate) struct TimeoutStream<S> {
@@ -184,7 +195,7 @@ pub(crate) struct TimeoutStream<S> {
     /// Runs while a write waits.
     write_timer: Option<Pin<Box<Sleep>>>,
     /// Runs from the end of what is written, while the rest of a body is discarded.
-    linger_timer: Option<Pin<Box<Sleep>>>,
+    linger: Option<Linger>,
 }
 
 impl<S> TimeoutStream<S> {
@@ -197,7 +208,7 @@ impl<S> TimeoutStream<S> {
             reading: Reading::Open,
             read_timer: None,
             write_timer: None,
-            linger_timer: None,
+            linger: None,
         }
     }
 
@@ -233,23 +244,29 @@ impl<S> TimeoutStream<S> {
         timer.as_mut().poll(cx)
     }
 
-    /// Discards what arrives until the client has sent all, the connection breaks or the time is over.
+    /// Discards what arrives until the client closes its side or falls silent, the connection breaks or the time is
+    /// over.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()>
     where
         S: AsyncRead + Unpin,
     {
-        let timer = self
-            .linger_timer
-            .get_or_insert_with(|| Box::pin(sleep(LINGER)));
-        if timer.as_mut().poll(cx).is_ready() {
+        let whole = self.timeouts.head;
+        let Linger { end, silence } = self.linger.get_or_insert_with(|| Linger {
+            end: Box::pin(sleep(whole)),
+            silence: Box::pin(sleep(LINGER_SILENCE)),
+        });
+        if end.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
         let mut bytes = [0; 8 << 10];
         loop {
             let mut buffer = ReadBuf::new(&mut bytes);
-            let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer));
-            if outcome.is_err() || buffer.filled().is_empty() {
-                return Poll::Ready(());
+            match Pin::new(&mut self.stream).poll_read(cx, &mut buffer) {
+                Poll::Pending => return silence.as_mut().poll(cx),
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    silence.as_mut().reset(Instant::now() + LINGER_SILENCE);
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
             }
         }
     }
@@ -322,7 +339,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
         self.stream.is_write_vectored()
     }
 
-    // A socket has nothing to flush: this and the end neither stall nor tell of progress.
+    // A socket has nothing to flush: this neither stalls nor tells of progress.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         // After an answer, HTTP flushes and does not read again while its last read waits: the clock has to be set
@@ -338,7 +355,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.linger_timer.is_none() {
+        if this.linger.is_none() {
             ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
         }
         match this.activity.body_unread.load(Ordering::Relaxed) {
