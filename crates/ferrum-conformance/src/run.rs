@@ -230,7 +230,9 @@ macro_rules! cuda_suites {
     };
 }
 #[cfg(feature = "cuda")]
-cuda_suites!(bf16 f16 f32);
+cuda_suites!(bf16 f16);
+#[cfg(feature = "cuda-f32")]
+cuda_suites!(f32);
 
 #[cfg(feature = "cuda")]
 fn cuda_suite<A: CudaAct>(device: &CudaBackend<A>, filter: &Filter) -> Report {
