@@ -8,7 +8,7 @@ use crate::runtime::{acts, expect_values};
 use ferrum_kernels::{
     BackendCollective, BatchInvariance, GroupHandle, LocalGroup, NormShape, ParallelNorm, ReduceOp,
 };
-use ferrum_types::{Element, Error, FloatElement, Result};
+use ferrum_types::{Element, Error, FloatElement, Result, SumSplit};
 use half::{bf16, f16};
 
 // ---- one rank --------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ fn group_reduce<B: BackendCollective>(devices: &[B], size: usize) -> Check {
     reduce_elements::<B, i32>(devices, size, i32::from)
 }
 
-/// Sums of 16-bit elements are made in f32, and all sums in rank order, unless devices that exchange by themselves
+/// Sums of 16-bit elements are made in f32, and all sums as balanced trees, unless devices that exchange by themselves
 /// promise no order.
 fn order_of_sums<B: BackendCollective>(devices: &[B]) -> Check {
     if devices.len() > 1 && devices[0].batch_invariance() != BatchInvariance::BitExact {
@@ -185,7 +185,10 @@ fn order_of_sums<B: BackendCollective>(devices: &[B]) -> Check {
     reduced(devices, ReduceOp::Sum, &halves, &[f16::from_f32(2050.0)])?;
     // (2²⁴ + 1) − 2²⁴ is 0 in this order, and 1 in others.
     let order = [16_777_216.0f32, 1.0, -16_777_216.0].map(|x| vec![x]);
-    reduced(devices, ReduceOp::Sum, &order, &[0.0])
+    reduced(devices, ReduceOp::Sum, &order, &[0.0])?;
+    // (2²⁴ + 1) + (1 − 2²⁴) is 1, and 0 where one rank is added after the other.
+    let tree = [16_777_216.0f32, 1.0, 1.0, -16_777_216.0].map(|x| vec![x]);
+    reduced(devices, ReduceOp::Sum, &tree, &[1.0])
 }
 
 fn group_gather<B: BackendCollective>(devices: &[B], size: usize) -> Check {
@@ -282,6 +285,7 @@ fn group_norm<B: BackendCollective>(devices: &[B], size: usize) -> Check {
             part,
             dim,
             counts: rank < size,
+            sums: SumSplit::WHOLE,
         };
         B::rms_norm_parallel(ctx, &own, &weight, &mut out, shape)?;
         Ok((range, B::to_vec(ctx, &out)?))
@@ -317,6 +321,7 @@ fn norm_of_one<B: BackendCollective>(device: &B) -> Check {
         part,
         dim,
         counts: true,
+        sums: SumSplit::WHOLE,
     };
     B::rms_norm_parallel(&mut ctx, &x, &weight, &mut out, shape(3))?;
     B::rms_norm(&mut ctx, &x, &weight, &mut expected, part)?;

@@ -50,9 +50,9 @@ fn ranks_with_a_device_each_exchange_by_nccl() {
     assert!(reductions > 0 && gathers > 0, "{reductions} {gathers}");
 }
 
-/// Sums of floats are gathered and made in rank order; maxima and sums of integers are NCCL's.
+/// Sums of floats are gathered and made as trees; maxima and sums of integers are NCCL's.
 #[test]
-fn devices_that_promise_equal_bits_sum_in_rank_order() {
+fn devices_that_promise_equal_bits_sum_as_a_tree() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(devices) = opened::<f32>(4, CudaOptions::default()) else {
         return;

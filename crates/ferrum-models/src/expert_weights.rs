@@ -4,15 +4,16 @@
 //! stacks to them, of which `experts.rs` computes.
 
 use crate::experts::{
-    ExpertSource, ExpertStacks, Experts, PerHeadLinear, StackedExperts, StackedHeads,
+    ExpertSource, ExpertStacks, Experts, PerHeadLinear, SharedSums, StackedExperts, StackedHeads,
 };
+use crate::inventory::RankShard;
 use crate::spec::MoeSpec;
 use crate::weights::{Dequantized, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
     Act, BackendMoeFused, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend, QuantWeights,
     Residual, RowShape, WeightPart,
 };
-use ferrum_types::{FloatElement, Result};
+use ferrum_types::{FloatElement, Result, SumSplit};
 use std::marker::PhantomData;
 
 /// A form of weights in which stacks of experts are loaded too.
@@ -119,6 +120,10 @@ where
         W::load(device, parts, cols)
     }
 
+    fn split_sums(matrix: &mut W::Matrix, split: SumSplit) {
+        W::split_sums(matrix, split);
+    }
+
     fn gemm<T: FloatElement>(
         ctx: &mut B::Context,
         x: &Act<B>,
@@ -143,9 +148,20 @@ where
         <W as ExpertWeightForm<B>>::load_stack(device, source, shape)
     }
 
-    fn experts(stacks: ExpertStacks<B, B::Experts>, spec: &MoeSpec) -> Box<dyn Experts<B>> {
-        let spec = spec.clone();
-        Box::new(StackedExperts { stacks, spec })
+    fn split_stack_sums(stack: &mut B::Experts, split: SumSplit) {
+        B::split_expert_sums(stack, split);
+    }
+
+    fn experts(
+        stacks: ExpertStacks<B, B::Experts>,
+        spec: &MoeSpec,
+        cut: &RankShard,
+    ) -> Box<dyn Experts<B>> {
+        Box::new(StackedExperts {
+            stacks,
+            spec: spec.clone(),
+            shared_sums: (!cut.is_whole()).then(|| SharedSums::new(cut)),
+        })
     }
 
     fn per_head_linear(stack: B::Experts, shape: ExpertShape) -> Box<dyn PerHeadLinear<B>> {

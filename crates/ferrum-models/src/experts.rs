@@ -5,12 +5,14 @@
 //! this module.
 
 use crate::expert_relayout::ReorderedExperts;
+use crate::inventory::RankShard;
+use crate::linear::GrowableBuffer;
 use crate::rank_index::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertProjection, ExpertScore,
-    ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp, RouteShape,
-    RowShape,
+    Act, Backend, BackendCollective, BackendGraph, BackendMoeFused, ExpertInput, ExpertProjection,
+    ExpertScore, ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp,
+    RouteShape, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -96,9 +98,27 @@ impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
 pub(crate) struct StackedExperts<B: BackendMoeFused> {
     pub(crate) stacks: ExpertStacks<B, B::Experts>,
     pub(crate) spec: MoeSpec,
+    /// Where a rank holds some of the elements between their projections.
+    pub(crate) shared_sums: Option<SharedSums<B>>,
 }
 
-impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
+/// What experts need to be summed over ranks.
+pub(crate) struct SharedSums<B: Backend> {
+    place: RankIndex,
+    /// `[tokens, hidden]`: what this rank's experts gave, where that is added to something.
+    own: GrowableBuffer<Act<B>>,
+}
+
+impl<B: Backend> SharedSums<B> {
+    pub(crate) fn new(cut: &RankShard) -> Self {
+        Self {
+            place: RankIndex::of(cut),
+            own: GrowableBuffer::new(),
+        }
+    }
+}
+
+impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for StackedExperts<B> {
     fn forward(
         &self,
         ctx: &mut B::Context,
@@ -107,7 +127,7 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
         out: &mut Act<B>,
         tokens: usize,
     ) -> Result<()> {
-        let Self { stacks, spec } = self;
+        let Self { stacks, spec, .. } = self;
         let route = spec.route(tokens);
         let shape = |n, k| self.shape((tokens, spec.top_k), (n, k));
         let (hidden, inner) = (stacks.hidden, spec.intermediate);
@@ -120,7 +140,6 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
             gated,
             pairs,
             shared,
-            scaled,
             ..
         } = scratch;
         if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
@@ -132,34 +151,17 @@ impl<B: BackendMoeFused> Experts<B> for StackedExperts<B> {
         let gate_up = [stacks.gate.projection(), stacks.up.projection()];
         let wide = shape(inner, hidden);
         B::moe_gate_up(ctx, x, gate_up, spec.activation, routing, gated, wide)?;
-        let (input, down) = (ExpertInput::PerPair, shape(hidden, inner));
-        B::moe_gemm(
-            ctx,
-            gated,
-            input,
-            stacks.down.projection(),
-            routing,
-            pairs,
-            down,
-        )?;
+        if let Some(factors) = &stacks.scale {
+            B::moe_scale_weights(ctx, routing, factors, route)?;
+        }
         // What a branch of its own gave is added behind a norm.
         let out = (out, spec.shared.is_some() && !spec.norms);
-        let Some(factors) = &stacks.scale else {
-            return B::moe_weighted_sum(ctx, pairs, routing, out, route, hidden);
-        };
-        let scaled = ScaledScratch::of(scaled, spec)?;
-        // Each pair is a row of its own, whose weight is the factor of its expert.
-        let rows = tokens * spec.top_k;
-        let (ids, each) = (&routing.expert_ids, RowShape { rows, dim: 1 });
-        B::gather_rows(ctx, factors, ids, &mut scaled.each.weights, each)?;
-        let single = RouteShape::softmax(rows, spec.experts, 1);
-        let products = (&mut scaled.rows, false);
-        B::moe_weighted_sum(ctx, pairs, &scaled.each, products, single, hidden)?;
-        B::moe_weighted_sum(ctx, &scaled.rows, routing, out, route, hidden)
+        let routing = (&*routing, &*routing);
+        self.down(ctx, gated, routing, pairs, out, tokens)
     }
 }
 
-impl<B: BackendMoeFused> StackedExperts<B> {
+impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
     /// Maps `[n, k]` of so many experts for each of so many rows.
     fn shape(&self, (tokens, top_k): (usize, usize), (n, k): (usize, usize)) -> MoeShape {
         let experts = self.spec.experts;
@@ -167,6 +169,42 @@ impl<B: BackendMoeFused> StackedExperts<B> {
             tokens,
             top_k,
             experts: ExpertShape { experts, n, k },
+        }
+    }
+
+    /// `[pairs, intermediate]` → `[tokens, hidden]`: the weighted sums of what experts make of it, over all ranks; with `add`, added to
+    /// what was there.
+    fn down(
+        &self,
+        ctx: &mut B::Context,
+        gated: &Act<B>,
+        routing: (&MoeRouting<B>, &MoeRouting<B>),
+        pairs: &mut Act<B>,
+        (out, add): (&mut Act<B>, bool),
+        tokens: usize,
+    ) -> Result<()> {
+        let Self { stacks, spec, .. } = self;
+        let size = (stacks.hidden, spec.intermediate);
+        let shape = self.shape((tokens, spec.top_k), size);
+        let maps = stacks.down.projection();
+        let len = tokens * stacks.hidden;
+        match &self.shared_sums {
+            None => B::moe_down(ctx, gated, maps, routing, pairs, (out, add), shape),
+            Some(sums) if !add => {
+                sums.place.check::<B>(ctx)?;
+                B::moe_down(ctx, gated, maps, routing, pairs, (&mut *out, false), shape)?;
+                B::all_reduce(ctx, out, len, ReduceOp::Sum)
+            }
+            Some(sums) => {
+                sums.place.check::<B>(ctx)?;
+                let device = B::device(ctx).clone();
+                let rows = (tokens, stacks.hidden);
+                sums.own.with(&device, rows, B::alloc, |own| {
+                    B::moe_down(ctx, gated, maps, routing, pairs, (&mut *own, false), shape)?;
+                    B::all_reduce(ctx, own, len, ReduceOp::Sum)?;
+                    B::add_inplace(ctx, out, own, len)
+                })
+            }
         }
     }
 
@@ -180,7 +218,7 @@ impl<B: BackendMoeFused> StackedExperts<B> {
         out: &mut Act<B>,
         tokens: usize,
     ) -> Result<()> {
-        let Self { stacks, spec } = self;
+        let Self { stacks, spec, .. } = self;
         let MoeScratch {
             logits,
             routing,
@@ -205,27 +243,17 @@ impl<B: BackendMoeFused> StackedExperts<B> {
         let wide = self.shape((rows, 1), (inner, hidden));
         let input = &scaled.rows;
         B::moe_gate_up(ctx, input, gate_up, spec.activation, routing, gated, wide)?;
-        let (input, down) = (ExpertInput::PerPair, self.shape((rows, 1), (hidden, inner)));
-        B::moe_gemm(
-            ctx,
-            gated,
-            input,
-            stacks.down.projection(),
-            routing,
-            pairs,
-            down,
-        )?;
         let out = (out, spec.shared.is_some());
-        B::moe_weighted_sum(ctx, pairs, &scaled.each, out, route, hidden)
+        self.down(ctx, gated, (&*routing, &scaled.each), pairs, out, tokens)
     }
 }
 
-/// What experts need for a moment whose inputs or outputs are multiplied.
+/// What experts need for a moment whose inputs are multiplied.
 pub(crate) struct ScaledScratch<B: Backend> {
     top_k: usize,
-    /// `[pairs, hidden]`: what goes into them, or comes out.
+    /// `[pairs, hidden]`: what goes into them.
     rows: Act<B>,
-    /// Weights of 1 where inputs are multiplied, else the factors.
+    /// Weights of 1.
     each: MoeRouting<B>,
     /// `[pairs]`: the token of each.
     tokens: B::Buffer<i32>,
@@ -333,29 +361,6 @@ impl<B: BackendMoeFused> PerHeadLinear<B> for StackedHeads<B::Experts> {
     }
 }
 
-/// Experts of which this rank holds some of the elements between their projections: the sum over ranks.
-pub(crate) struct RowParallelExperts<B: Backend> {
-    pub(crate) part: Box<dyn Experts<B>>,
-    /// Elements of the residual stream.
-    pub(crate) hidden: usize,
-    pub(crate) place: RankIndex,
-}
-
-impl<B: BackendCollective> Experts<B> for RowParallelExperts<B> {
-    fn forward(
-        &self,
-        ctx: &mut B::Context,
-        x: &Act<B>,
-        scratch: &mut MoeScratch<B>,
-        out: &mut Act<B>,
-        tokens: usize,
-    ) -> Result<()> {
-        self.place.check::<B>(ctx)?;
-        self.part.forward(ctx, x, scratch, out, tokens)?;
-        B::all_reduce(ctx, out, tokens * self.hidden, ReduceOp::Sum)
-    }
-}
-
 /// What a step through experts needs for a moment, reused by all layers.
 pub struct MoeScratch<B: Backend> {
     /// `[tokens, experts]`.
@@ -369,7 +374,7 @@ pub struct MoeScratch<B: Backend> {
     pub(crate) shared: Option<SharedScratch<B>>,
     /// `[tokens, hidden]`: what a shared expert in a branch of its own gave.
     pub(crate) branch: Act<B>,
-    /// For experts whose inputs or outputs are multiplied.
+    /// For experts whose inputs are multiplied.
     scaled: Option<ScaledScratch<B>>,
 }
 
@@ -384,7 +389,7 @@ pub(crate) struct MoeWidths {
     pairs: usize,
     /// Elements of the output of a shared expert with a gate.
     shared: usize,
-    /// Elements of a token's pairs where their inputs or outputs are multiplied.
+    /// Elements of a token's pairs where their inputs are multiplied.
     scaled: usize,
     /// Elements of the output of a shared expert in a branch of its own.
     branch: usize,
@@ -404,7 +409,7 @@ impl MoeWidths {
                 if moe.norms {
                     all.branch = spec.hidden_size;
                 }
-                if moe.input_scale || moe.output_scale {
+                if moe.input_scale {
                     all.scaled = all.scaled.max(moe.top_k * spec.hidden_size);
                 }
                 if moe.has_shared_gate() {

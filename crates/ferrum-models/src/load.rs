@@ -6,7 +6,7 @@
 
 mod attention;
 
-use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, RowParallelExperts};
+use crate::experts::{ExpertSource, ExpertStack, ExpertStacks};
 use crate::inventory::{
     DecoderTensor, Projection, RankShard, ShardAxis, Stage, TensorId, TensorRole, TensorShape,
 };
@@ -26,7 +26,7 @@ use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpe
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};
 use crate::weights::{Prepared, WeightForm, no_experts};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_types::{Error, Result, SrcDtype, SumSplit};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = RankShard::whole(&model.spec);
+    let whole = model.whole();
     load_rank_weights::<B, W>(device, model, &whole, progress)
 }
 
@@ -73,7 +73,7 @@ pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
     stage: &Stage,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = RankShard::whole(&model.spec);
+    let whole = model.whole();
     load_part::<B, W>(device, model, (&whole, stage), progress)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn load_layer<B: LlmBackend, W: WeightForm<B>>(
     if !W::EXPERTS && has_experts {
         return Err(no_experts::<B>());
     }
-    let cut = RankShard::whole(&model.spec);
+    let cut = model.whole();
     let mut loader = Loader::<B, W>::new(device, model, &cut);
     loader.layer(index, layer)
 }
@@ -340,7 +340,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let at = |role| TensorId::in_layer(index, role);
         let router = Box::new(self.linear(&[at(TensorRole::Router)])?);
         let shared = match moe.shared {
-            Some(shared) => Some(self.shared_expert(index, shared, moe.norms)?),
+            Some(shared) => Some(self.shared_expert(index, shared)?),
             None => None,
         };
         let correction = moe.routing.correction;
@@ -370,18 +370,9 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             true => Some(self.expert_norms(index)?),
             false => None,
         };
-        let part = W::experts(stacks, moe);
-        let experts = match self.cut.is_whole() {
-            true => part,
-            false => Box::new(RowParallelExperts {
-                part,
-                hidden,
-                place: RankIndex::of(self.cut),
-            }),
-        };
         Ok(MoeWeights {
             router,
-            experts,
+            experts: W::experts(stacks, moe, self.cut),
             shared,
             norms,
         })
@@ -404,23 +395,15 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         })
     }
 
-    /// The expert of all tokens. What ranks give of it is summed with what experts give, unless a norm stands behind it.
+    /// The expert of all tokens. What ranks give of it is summed by itself, as it is computed by itself.
     fn shared_expert(
         &mut self,
         index: usize,
         spec: SharedExpertSpec,
-        normed: bool,
     ) -> Result<SharedExpertWeights<B>> {
         let at = |role| TensorId::in_layer(index, role);
         let down = self.linear(&[at(TensorRole::SharedDown)])?;
-        let down: Box<dyn Linear<B>> = match normed && !self.cut.is_whole() {
-            true => Box::new(RowParallelLinear {
-                part: down,
-                bias: None,
-                place: RankIndex::of(self.cut),
-            }),
-            false => Box::new(down),
-        };
+        let down = self.row_parallel(down);
         let gate_up = [TensorRole::SharedGate, TensorRole::SharedUp].map(at);
         let gate: Option<Box<dyn LogitLinear<B>>> = match spec.gated {
             true => Some(Box::new(self.linear(&[at(TensorRole::SharedRouter)])?)),
@@ -449,7 +432,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             Some(_) if is_sum && self.cut.rank() > 0 => None,
             Some(_) => Some(self.vector(bias)?),
         };
-        let matrices = self.stack(stack)?;
+        let mut matrices = self.stack(stack)?;
+        W::split_stack_sums(&mut matrices, self.cut.sum_split(&stack.1));
         Ok(ExpertStack { matrices, bias })
     }
 
@@ -477,15 +461,23 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn projection(&mut self, index: usize, projection: Projection) -> Result<Box<dyn Linear<B>>> {
         let maps = projection.maps(&self.model.spec, index);
         let ids: Vec<_> = maps.iter().map(|tensor| tensor.id).collect();
-        let mut part = self.linear(&ids)?;
+        let part = self.linear(&ids)?;
         let summed = maps
             .iter()
             .any(|map| map.shard_axis() == ShardAxis::Columns);
-        if self.cut.is_whole() || !summed {
-            return Ok(Box::new(part));
+        Ok(match summed {
+            true => self.row_parallel(part),
+            false => Box::new(part),
+        })
+    }
+
+    /// A map whose inputs are cut.
+    fn row_parallel(&self, mut part: MatrixLinear<B, W>) -> Box<dyn Linear<B>> {
+        if self.cut.is_whole() {
+            return Box::new(part);
         }
         let (bias, place) = (part.bias.take(), RankIndex::of(self.cut));
-        Ok(Box::new(RowParallelLinear { part, bias, place }))
+        Box::new(RowParallelLinear { part, bias, place })
     }
 
     /// One product of maps with equally many inputs, with the biases of those that have one.
@@ -499,8 +491,12 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         for (&id, (slices, _)) in ids.iter().zip(&maps) {
             weights.extend(slices.iter().map(|slice| (id, slice.weights())));
         }
+        let split = match ids {
+            [id] => self.cut.sum_split(&self.tensor(*id)?),
+            _ => SumSplit::WHOLE,
+        };
         Ok(MatrixLinear::<B, W> {
-            weight: self.load(&weights, cols)?,
+            weight: self.load(&weights, (cols, split))?,
             bias,
             shape: MatShape { rows, cols },
         })
@@ -541,13 +537,15 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 "{path}: layer \"{name}\" is quantised ({found}), expected an embedding table of floats"
             )));
         }
-        Ok((self.load(&[(id, weights)], shape.cols)?, shape))
+        let inputs = (shape.cols, SumSplit::WHOLE);
+        Ok((self.load(&[(id, weights)], inputs)?, shape))
     }
 
+    /// A matrix with rows of so many numbers, over which sums are cut like this.
     fn load(
         &mut self,
         parts: &[(TensorId, QuantWeights<'_>)],
-        cols: usize,
+        (cols, split): (usize, SumSplit),
     ) -> Result<Arc<W::Matrix>> {
         let prepared = parts.iter().map(|(id, weights)| {
             let keep = !id.role.widens_floats() || weights.as_dense().is_none();
@@ -555,7 +553,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let weights: Vec<_> = prepared.iter().map(Prepared::weights).collect();
-        let matrix = W::load(self.device, &weights, cols)?;
+        let mut matrix = W::load(self.device, &weights, cols)?;
+        W::split_sums(&mut matrix, split);
         self.model.tensors().release();
         let stored = |(_, part): &(_, QuantWeights<'_>)| part.stored_bytes() as u64;
         self.advance(parts.iter().map(stored).sum());

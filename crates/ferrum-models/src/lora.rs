@@ -304,10 +304,10 @@ fn fuse<B: LlmBackend>(
     device: &B,
     folder: &LoraFolder,
     pairs: &Parts<'_>,
-    (maps, cut): (&[DecoderTensor], &RankShard),
+    (maps_of, cut): (&[DecoderTensor], &RankShard),
 ) -> Result<Delta<B>> {
     let style = cut.whole_spec().rope_style();
-    let maps: Vec<_> = maps
+    let maps: Vec<_> = maps_of
         .iter()
         .filter_map(|map| {
             let shape = map.matrix()?;
@@ -363,8 +363,12 @@ fn fuse<B: LlmBackend>(
         let part = WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, rows);
         device.from_weight_parts(&[part], cols)
     };
+    let mut down = load(&down, rank, cols)?;
+    if let [map] = maps_of {
+        B::split_sums(&mut down, cut.sum_split(map));
+    }
     let part = MatrixLinear::<B, Dequantized> {
-        weight: Arc::new(load(&down, rank, cols)?),
+        weight: Arc::new(down),
         bias: None,
         shape: MatShape { rows: rank, cols },
     };

@@ -327,18 +327,7 @@ impl Model {
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
     pub fn shard(&self, rank: usize, ranks: usize) -> Result<RankShard> {
-        let in_layers = |unit| {
-            let layers = 0..self.spec.layers.len();
-            layers
-                .map(|layer| self.borders_of(Some(layer), unit))
-                .collect()
-        };
-        let borders = ShardBoundaries {
-            tokens: self.borders_of(None, ShardUnit::Tokens),
-            channels: in_layers(ShardUnit::Channels),
-            intermediate: in_layers(ShardUnit::Intermediate),
-            shared: in_layers(ShardUnit::SharedIntermediate),
-        };
+        let borders = self.shard_boundaries();
         RankShard::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
             Error::Model(format!("{path}: {reason}"))
@@ -375,18 +364,23 @@ impl Model {
         all.map(|tensor| tensor.id).collect()
     }
 
-    /// Where all tensors can be cut of which `unit` is dealt out: between groups, else between packing units.
-    fn borders_of(&self, layer: Option<usize>, unit: ShardUnit) -> Vec<usize> {
-        let mut all = SplitPoints {
-            units: 1,
-            groups: 1,
-        };
-        let wanted =
-            |tensor: &DecoderTensor| tensor.id.layer == layer && tensor.shard_unit() == Some(unit);
-        for tensor in self.spec.tensors().filter(wanted) {
+    /// What one device holds, whose sums are cut as those of ranks would be.
+    pub(crate) fn whole(&self) -> RankShard {
+        RankShard::whole_with_splits(&self.spec, &self.shard_boundaries())
+    }
+
+    /// Where all tensors can be cut of which the same is dealt out: between groups and pairs of inputs, else between packing
+    /// units.
+    fn shard_boundaries(&self) -> ShardBoundaries {
+        let mut all: BTreeMap<(Option<usize>, ShardUnit), SplitPoints> = BTreeMap::new();
+        for tensor in self.spec.tensors() {
+            let Some(unit) = tensor.shard_unit() else {
+                continue;
+            };
             let cols = tensor.shape.dims().last().copied().unwrap_or(0);
+            let of_unit = all.entry((tensor.id.layer, unit)).or_default();
             let mut join = |(rows, columns): (SplitPoints, SplitPoints)| {
-                all = all.and(match tensor.shard_axis() {
+                *of_unit = of_unit.and(match tensor.shard_axis() {
                     ShardAxis::Columns => columns,
                     _ => rows,
                 });
@@ -398,7 +392,21 @@ impl Model {
                 Ok(Stored::Vector) | Err(_) => {}
             }
         }
-        vec![all.groups, all.units]
+        let of = |layer, unit| {
+            let points = all.get(&(layer, unit)).copied().unwrap_or_default();
+            vec![points.even_groups(), points.units]
+        };
+        let in_layers = |unit| {
+            (0..self.spec.layers.len())
+                .map(|layer| of(Some(layer), unit))
+                .collect()
+        };
+        ShardBoundaries {
+            tokens: of(None, ShardUnit::Tokens),
+            channels: in_layers(ShardUnit::Channels),
+            intermediate: in_layers(ShardUnit::Intermediate),
+            shared: in_layers(ShardUnit::SharedIntermediate),
+        }
     }
 
     fn unnamed(&self, id: TensorId) -> Error {

@@ -17,6 +17,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 const OP: &str = "slice_weight";
+/// Inputs of quantised weights whose activations devices round together.
+const INPUTS_AT_ONCE: usize = 32;
 
 /// What a rank holds of a matrix: rows and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,14 +237,29 @@ pub(crate) struct SplitPoints {
     pub(crate) groups: usize,
 }
 
+impl Default for SplitPoints {
+    /// Everywhere.
+    fn default() -> Self {
+        Self {
+            units: 1,
+            groups: 1,
+        }
+    }
+}
+
 impl SplitPoints {
     fn new(units: usize, group: usize, size: usize) -> Self {
-        // A group as long as the row, or longer, is cut anyway.
-        let group = if group < size { group.max(1) } else { 1 };
+        // A group as long as the row, or longer, is cut anyway, but not inside what devices take at once.
+        let group = if group < size { group } else { INPUTS_AT_ONCE };
         Self {
             units,
-            groups: lcm(units, group),
+            groups: lcm(units, group.max(1)),
         }
+    }
+
+    /// Where groups can be cut, but for an odd place: devices may take inputs by twos.
+    pub(crate) fn even_groups(self) -> usize {
+        lcm(self.groups, 2)
     }
 
     /// Where both can be cut.
@@ -256,7 +273,10 @@ impl SplitPoints {
 
 /// Where rows and columns of a weight with rows of `cols` numbers can be cut.
 pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, SplitPoints) {
-    let unit = |units| SplitPoints::new(units, 1, 0);
+    let unit = |units| SplitPoints {
+        units,
+        groups: units,
+    };
     match weights {
         QuantWeights::Gguf(part) => (unit(1), unit(part.ty.block_len())),
         QuantWeights::Gptq(layer) => {

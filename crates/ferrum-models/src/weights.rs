@@ -7,12 +7,13 @@
 //! [`Embedding`]: crate::Embedding
 
 use crate::experts::{ExpertSource, ExpertStacks, Experts, PerHeadLinear};
+use crate::inventory::RankShard;
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend, QuantWeights,
     Residual, RowShape, WeightPart,
 };
-use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype};
+use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype, SumSplit};
 use half::{bf16, f16};
 use std::convert::Infallible;
 
@@ -37,6 +38,9 @@ pub trait WeightForm<B: Backend>: 'static {
     /// # Errors
     /// What the device says.
     fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<Self::Matrix>;
+
+    /// As [`Backend::split_sums`].
+    fn split_sums(matrix: &mut Self::Matrix, split: SumSplit);
 
     /// As [`Backend::gemm`].
     fn gemm<T: FloatElement>(
@@ -63,8 +67,15 @@ pub trait WeightForm<B: Backend>: 'static {
     fn load_stack(device: &B, source: &ExpertSource<'_>, shape: ExpertShape)
     -> Result<Self::Stack>;
 
-    /// The experts of one layer, of stacks that were loaded.
-    fn experts(stacks: ExpertStacks<B, Self::Stack>, spec: &MoeSpec) -> Box<dyn Experts<B>>;
+    /// As [`BackendMoeFused::split_expert_sums`](ferrum_kernels::BackendMoeFused::split_expert_sums).
+    fn split_stack_sums(stack: &mut Self::Stack, split: SumSplit);
+
+    /// The experts of one layer, of what a rank holds of their stacks.
+    fn experts(
+        stacks: ExpertStacks<B, Self::Stack>,
+        spec: &MoeSpec,
+        cut: &RankShard,
+    ) -> Box<dyn Experts<B>>;
 
     /// The linear layers of a layer's heads, of a stack that was loaded.
     fn per_head_linear(stack: Self::Stack, shape: ExpertShape) -> Box<dyn PerHeadLinear<B>>;
@@ -151,7 +162,15 @@ macro_rules! without_experts {
             Err(no_experts::<$b>())
         }
 
-        fn experts(stacks: ExpertStacks<$b, Infallible>, _: &MoeSpec) -> Box<dyn Experts<$b>> {
+        fn split_stack_sums(stack: &mut Infallible, _: SumSplit) {
+            match *stack {}
+        }
+
+        fn experts(
+            stacks: ExpertStacks<$b, Infallible>,
+            _: &MoeSpec,
+            _: &RankShard,
+        ) -> Box<dyn Experts<$b>> {
             match stacks.gate.matrices {}
         }
 
@@ -193,6 +212,10 @@ impl<B: LlmBackend> WeightForm<B> for Dequantized {
         let parts = floats.iter().map(|part| float_part(&part.weights()));
         let parts = parts.collect::<Result<Vec<_>>>()?;
         device.from_weight_parts(&parts, cols)
+    }
+
+    fn split_sums(matrix: &mut B::Weight, split: SumSplit) {
+        B::split_sums(matrix, split);
     }
 
     fn gemm<T: FloatElement>(
@@ -252,6 +275,14 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             None => device
                 .load_layers_fused(&parts, cols)
                 .map(NativeMatrix::Layers),
+        }
+    }
+
+    fn split_sums(matrix: &mut NativeMatrix<B>, split: SumSplit) {
+        match matrix {
+            NativeMatrix::Dense(weight) => B::split_sums(weight, split),
+            NativeMatrix::Blocks(weight) => B::split_quant_sums(weight, split),
+            NativeMatrix::Layers(weight) => B::split_layer_sums(weight, split),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Collectives of an [`MpiRank`] with the other processes of its group.
 //!
 //! In a collective, each rank sends one message to every other rank: a header that describes the call, then its part.
-//! Every rank receives all parts and combines them in rank order, as the ranks of a local group do, so the bits are the
+//! Every rank receives all parts and combines them by rank, as the ranks of a local group do, so the bits are the
 //! same. For the few kilobytes of a decode step this is also the fastest algorithm: one latency instead of two.
 
 use crate::calls::{CallError, Comm};

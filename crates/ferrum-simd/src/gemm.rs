@@ -18,7 +18,7 @@ use super::exec::{Exec, Scratch};
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
-use ferrum_types::{GemmShape, Result, RowShape};
+use ferrum_types::{GemmShape, Result, RowShape, SumSplit};
 use lane::Lane;
 use pack::{Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
@@ -33,6 +33,8 @@ const GROUP: usize = 8;
 const DIRECT_TILES: usize = 4;
 /// Rows whose packed form is held at once.
 const ROWS_AT_ONCE: usize = 1024;
+/// Rows whose sums are held at once beside the result, where sums are cut: 256 KiB for a block's columns.
+const PARTIAL_ROWS: usize = 256;
 
 /// What the level's tile looks like.
 struct TileSize;
@@ -76,26 +78,55 @@ pub fn gemm(
         .chunks(ROWS_AT_ONCE * k)
         .zip(out.chunks_mut(ROWS_AT_ONCE * n))
     {
-        let columns = Columns {
-            out: SharedMut::new(out),
-            stride: n,
-            first: 0,
-        };
+        let columns = Columns::new(SharedMut::new(out), n, 0);
         columns_of(exec, scratch, x, weight, columns)?;
     }
     Ok(())
 }
 
-/// Columns of a row-major result, from `first` on.
+/// Columns of a row-major result.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a> {
-    pub(crate) out: SharedMut<'a, f32>,
+    out: SharedMut<'a, f32>,
     /// Elements of a row.
-    pub(crate) stride: usize,
-    pub(crate) first: usize,
+    stride: usize,
+    /// Where row 0, column 0 would be, modulo 2^64: a result may begin with a later one.
+    first: usize,
 }
 
 impl<'a> Columns<'a> {
+    /// Columns from `first` on, of rows of `stride` elements.
+    #[inline(always)]
+    pub(crate) fn new(out: SharedMut<'a, f32>, stride: usize, first: usize) -> Self {
+        Self { out, stride, first }
+    }
+
+    /// Memory that begins with row `row` and column `column`, of rows of `stride` elements.
+    #[inline(always)]
+    pub(crate) fn from(
+        out: SharedMut<'a, f32>,
+        stride: usize,
+        (row, column): (usize, usize),
+    ) -> Self {
+        let before = row * stride + column;
+        Self::new(out, stride, 0usize.wrapping_sub(before))
+    }
+
+    /// Columns that lie so many elements behind these.
+    #[inline(always)]
+    pub(crate) fn behind(self, elements: usize) -> Self {
+        Self {
+            first: self.first.wrapping_add(elements),
+            ..self
+        }
+    }
+
+    /// Where an element is.
+    #[inline(always)]
+    fn at(&self, row: usize, column: usize) -> usize {
+        (row * self.stride + column).wrapping_add(self.first)
+    }
+
     /// Elements `column..column + len` of row `row`, to write.
     ///
     /// # Safety
@@ -103,13 +134,13 @@ impl<'a> Columns<'a> {
     #[inline(always)]
     pub(crate) unsafe fn part(&self, row: usize, column: usize, len: usize) -> &'a mut [f32] {
         // SAFETY: the caller's contract.
-        unsafe { self.out.part(row * self.stride + self.first + column, len) }
+        unsafe { self.out.part(self.at(row, column), len) }
     }
 
     /// Where a block of `cols` columns of some rows begins; all of it lies inside.
     #[inline(always)]
     pub(crate) fn rows(&self, rows: Range<usize>, column: usize, cols: usize) -> *mut f32 {
-        let start = rows.start * self.stride + self.first + column;
+        let start = self.at(rows.start, column);
         self.out.at(start, (rows.len() - 1) * self.stride + cols)
     }
 }
@@ -146,30 +177,62 @@ fn product<F: Format>(
         direct::<F>(exec, x, weight, out, (rows, tile_rows));
         return Ok(());
     }
-    let block = if direct_form {
-        0
-    } else {
-        block_len(weight.elements)
+    let (block, partial) = match direct_form {
+        true => (0, 0),
+        false => (
+            block_len(weight.elements),
+            partial_len(weight.sums, rows, tile_rows),
+        ),
     };
     let threads = exec.pool.threads();
     let lanes = rows * weight.steps();
-    let floats = scratch.floats(lanes + threads * block)?;
-    let (packed, blocks) = floats.split_at_mut(lanes);
+    let floats = scratch.floats(lanes + threads * (block + 2 * partial))?;
+    let (packed, buffers) = floats.split_at_mut(lanes);
     pack_rows::<F::Lane>(exec, x, k, tile_rows, SharedMut::new(packed));
     if direct_form {
         direct::<F>(exec, packed, weight, out, (rows, tile_rows));
         return Ok(());
     }
-    let blocks = SharedMut::new(blocks);
+    let (blocks, partials) = buffers.split_at_mut(threads * block);
+    let (blocks, partials) = (SharedMut::new(blocks), SharedMut::new(partials));
     let plan = Plan::new(threads, panels, rows.div_ceil(tile_rows));
     exec.pool.run(plan.tasks(), &|task, thread| {
         let (tiles, panels) = plan.task(task);
         // SAFETY: no two running tasks share a thread number.
         let block = unsafe { blocks.part(thread * block, block) };
-        let rows = (rows, tile_rows, tiles);
-        group::<F>(exec, (packed, rows), weight, panels, block, out);
+        let group = Group::<F> {
+            exec,
+            packed,
+            rows,
+            tile_rows,
+            weight,
+            panels,
+            format: PhantomData,
+        };
+        if weight.sums.parts() == 1 {
+            return group.sums(tiles, 0..weight.steps(), block, out);
+        }
+        // SAFETY: as above, and both halves are apart.
+        let partials = [0, 1].map(|half| unsafe {
+            let place = partials.part((2 * thread + half) * partial, partial);
+            SharedMut::new(place)
+        });
+        group.tree(tiles, block, partials, out);
     });
     Ok(())
+}
+
+/// Floats of a buffer for sums of parts of some rows, whose tiles have `tile_rows`.
+fn partial_len(sums: SumSplit, rows: usize, tile_rows: usize) -> usize {
+    match sums.parts() {
+        1 => 0,
+        _ => partial_tiles(tile_rows).saturating_mul(tile_rows).min(rows) * GROUP * PANEL,
+    }
+}
+
+/// Tiles whose sums of parts are held at once.
+fn partial_tiles(tile_rows: usize) -> usize {
+    (PARTIAL_ROWS / tile_rows).max(1)
 }
 
 /// How some rows are multiplied.
@@ -202,50 +265,187 @@ pub(crate) fn block_len(elements: Elements) -> usize {
     }
 }
 
-/// At most [`GROUP`] panels times some tiles of rows, on this thread.
-fn group<F: Format>(
-    exec: &Exec,
-    (packed, (rows, tile_rows, tiles)): (&[f32], (usize, usize, Range<usize>)),
-    weight: &CpuWeight,
+/// At most [`GROUP`] panels times rows, on this thread.
+struct Group<'a, F> {
+    exec: &'a Exec,
+    packed: &'a [f32],
+    rows: usize,
+    tile_rows: usize,
+    weight: &'a CpuWeight,
     panels: Range<usize>,
-    block: &mut [f32],
-    out: Columns<'_>,
-) {
-    let all = weight.steps();
-    for first in (0..all).step_by(STEPS) {
-        let steps = first..(first + STEPS).min(all);
-        if !block.is_empty() {
-            exec.level.run(Decode::<F> {
-                weight,
-                panels: panels.clone(),
-                steps: steps.clone(),
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Group<'_, F> {
+    /// Sums over some steps, of some tiles of rows.
+    fn sums(&self, tiles: Range<usize>, steps: Range<usize>, block: &mut [f32], out: Columns<'_>) {
+        for first in steps.clone().step_by(STEPS) {
+            let part = first..(first + STEPS).min(steps.end);
+            if !block.is_empty() {
+                self.exec.level.run(Decode::<F> {
+                    weight: self.weight,
+                    panels: self.panels.clone(),
+                    steps: part.clone(),
+                    block,
+                    format: PhantomData,
+                });
+            }
+            let tiles = Tiles {
+                packed: self.packed,
+                rows: self.rows,
+                tile_rows: self.tile_rows,
+                tiles: tiles.clone(),
+                weight: self.weight,
+                panels: self.panels.clone(),
+                steps: part,
+                add: first > steps.start,
                 block,
-                format: PhantomData,
-            });
+                out,
+                lane: PhantomData::<F::Lane>,
+            };
+            F::Lane::run(self.exec.level, tiles);
         }
-        let tiles = Tiles {
-            packed,
-            rows,
-            tile_rows,
-            tiles: tiles.clone(),
-            weight,
-            panels: panels.clone(),
-            steps,
-            block,
-            out,
-            lane: PhantomData::<F::Lane>,
-        };
-        F::Lane::run(exec.level, tiles);
+    }
+
+    /// Sums over all steps, cut as the weight says, of some tiles of rows. Sums of parts are held in `partials`.
+    fn tree(
+        &self,
+        tiles: Range<usize>,
+        block: &mut [f32],
+        partials: [SharedMut<'_, f32>; 2],
+        out: Columns<'_>,
+    ) {
+        let sums = self.weight.sums;
+        let columns =
+            self.panels.start * PANEL..(self.panels.end * PANEL).min(self.weight.shape.rows);
+        let at_once = partial_tiles(self.tile_rows);
+        for first in tiles.clone().step_by(at_once) {
+            let tiles = first..(first + at_once).min(tiles.end);
+            let rows = tiles.start * self.tile_rows..(tiles.end * self.tile_rows).min(self.rows);
+            let origin = (rows.start, columns.start);
+            let [left, right] = partials.map(|place| Columns::from(place, GROUP * PANEL, origin));
+            for part in 0..sums.parts() {
+                let to = [out, left, left, right][part];
+                let steps = sums.part(part, self.weight.steps());
+                let some = !steps.is_empty();
+                self.sums(tiles.clone(), steps, block, to);
+                let add = |from, to| {
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    self.exec.level.run(AddColumns {
+                        from,
+                        to,
+                        rows,
+                        columns,
+                    });
+                };
+                add_partials(part, some, [left, right], out, add);
+            }
+        }
     }
 }
 
-/// Some panels of `weight` times rows that are packed already, all on this thread. `block` has
-/// [`block_len`] floats, or none for the direct form.
+/// Calls `add` as [`SumSplit::add_part`] does behind part `part`, whose sums are in `out` (0), `left` (1 and 2) or `right`.
+#[inline(always)]
+pub(crate) fn add_partials<'a>(
+    part: usize,
+    some: bool,
+    [left, right]: [Columns<'a>; 2],
+    out: Columns<'a>,
+    add: impl Fn(Columns<'a>, Columns<'a>),
+) {
+    match part {
+        1 if some => add(left, out),
+        3 => {
+            if some {
+                add(right, left);
+            }
+            add(left, out);
+        }
+        _ => {}
+    }
+}
+
+/// What becomes of the sums of a product's parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PartSums {
+    /// They are added as a tree.
+    Tree(SumSplit),
+    /// Each part has a result of its own, so many elements behind that of the part before it.
+    Apart(SumSplit, usize),
+}
+
+impl PartSums {
+    /// One sum of all.
+    pub(crate) const WHOLE: Self = Self::Tree(SumSplit::WHOLE);
+
+    pub(crate) fn split(self) -> SumSplit {
+        match self {
+            PartSums::Tree(split) | PartSums::Apart(split, _) => split,
+        }
+    }
+}
+
+/// `to += from`, of some rows and columns that the running task has for itself in both.
+pub(crate) struct AddColumns<'a> {
+    pub(crate) from: Columns<'a>,
+    pub(crate) to: Columns<'a>,
+    pub(crate) rows: Range<usize>,
+    pub(crate) columns: Range<usize>,
+}
+
+impl Kernel for AddColumns<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (first, len) = (self.columns.start, self.columns.len());
+        for row in self.rows {
+            // SAFETY: the task has these for itself, and the two are different memory.
+            let (from, to) = unsafe {
+                (
+                    self.from.part(row, first, len),
+                    self.to.part(row, first, len),
+                )
+            };
+            math::for_vectors(
+                len,
+                #[inline(always)]
+                |at, _| {
+                    let sum = s.add(math::load_at(s, to, at), math::load_at(s, from, at));
+                    math::store_at(s, to, at, sum);
+                },
+            );
+        }
+    }
+}
+
+/// [`SumSplit::add_part`] of vectors: as many of each.
+#[inline(always)]
+pub(crate) fn add_part<S: Simd>(
+    s: S,
+    (part, some): (usize, bool),
+    sums: &[S::V],
+    pair: &mut [S::V],
+    total: &mut [S::V],
+) {
+    for ((&sum, pair), total) in sums.iter().zip(pair).zip(total) {
+        SumSplit::add_part(
+            part,
+            some.then_some(sum),
+            (pair, total),
+            #[inline(always)]
+            |a, b| s.add(a, b),
+        );
+    }
+}
+
+/// Some panels of `weight` times rows that are packed already, all on this thread: sums of parts are held apart, or there is
+/// one. `block` has [`block_len`] floats, or none for the direct form.
 pub(crate) fn some_panels(
     exec: &Exec,
     (packed, rows): (&[f32], usize),
     weight: &CpuWeight,
-    panels: Range<usize>,
+    (panels, sums): (Range<usize>, PartSums),
     block: &mut [f32],
     out: Columns<'_>,
 ) {
@@ -257,16 +457,32 @@ pub(crate) fn some_panels(
             tile_rows,
             weight,
             panels,
+            sums,
             out,
             format: PhantomData,
         };
         <F as Format>::Lane::run(exec.level, direct);
     } else {
         for first in panels.clone().step_by(GROUP) {
-            let panels = first..(first + GROUP).min(panels.end);
+            let group = Group::<F> {
+                exec,
+                packed,
+                rows,
+                tile_rows,
+                weight,
+                panels: first..(first + GROUP).min(panels.end),
+                format: PhantomData,
+            };
             let tiles = 0..rows.div_ceil(tile_rows);
-            let input = (packed, (rows, tile_rows, tiles));
-            group::<F>(exec, input, weight, panels, block, out);
+            let (split, stride) = match sums {
+                PartSums::Apart(split, stride) => (split, stride),
+                PartSums::Tree(_) => (SumSplit::WHOLE, 0),
+            };
+            for part in 0..split.parts() {
+                let steps = split.part(part, weight.steps());
+                // Of an empty part, nothing is written.
+                group.sums(tiles.clone(), steps, block, out.behind(part * stride));
+            }
         }
     });
 }
@@ -323,6 +539,7 @@ fn direct<F: Format>(
             tile_rows,
             weight,
             panels,
+            sums: PartSums::Tree(weight.sums),
             out,
             format: PhantomData,
         };
@@ -337,6 +554,7 @@ struct Direct<'a, F> {
     tile_rows: usize,
     weight: &'a CpuWeight,
     panels: Range<usize>,
+    sums: PartSums,
     out: Columns<'a>,
     format: PhantomData<F>,
 }
@@ -405,16 +623,47 @@ impl<F: Format> Direct<'_, F> {
         };
         let first = panel * PANEL;
         let cols = (NV * LANES).min(n - first);
-        let mut acc = [[s.zero(); NV]; MR];
-        // SAFETY: `packed` has MR values for each of the steps and `bytes` is NV/2 panels of as many
-        // (both sliced so).
-        unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
-        for (i, acc) in acc.iter().enumerate() {
+        let split = self.sums.split();
+        let mut total = [[s.zero(); NV]; MR];
+        let mut pair = total;
+        for part in 0..split.parts() {
+            let mut acc = [[s.zero(); NV]; MR];
+            let steps = split.part(part, steps);
+            let some = !steps.is_empty();
+            // SAFETY: `packed` has MR values for each of the steps and `bytes` is NV/2 panels of as many
+            // (both sliced so).
+            unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
+            match self.sums {
+                PartSums::Tree(_) => {
+                    let [acc, pair] = [&mut acc, &mut pair].map(|sums| sums.as_flattened_mut());
+                    add_part(s, (part, some), acc, pair, total.as_flattened_mut());
+                }
+                PartSums::Apart(_, stride) => {
+                    let out = self.out.behind(part * stride);
+                    self.store(s, out, (row, first, cols), &acc);
+                }
+            }
+        }
+        if let PartSums::Tree(_) = self.sums {
+            self.store(s, self.out, (row, first, cols), &total);
+        }
+    }
+
+    /// Writes `cols` columns of some rows.
+    #[inline(always)]
+    fn store<S: Simd, const MR: usize, const NV: usize>(
+        &self,
+        s: S,
+        out: Columns<'_>,
+        (row, first, cols): (usize, usize, usize),
+        sums: &[[S::V; NV]; MR],
+    ) {
+        for (i, sums) in sums.iter().enumerate() {
             // SAFETY: a panel belongs to one task, so no other thread has these columns.
-            let out = unsafe { self.out.part(row + i, first, cols) };
-            for (v, acc) in acc.iter().enumerate() {
+            let out = unsafe { out.part(row + i, first, cols) };
+            for (v, sums) in sums.iter().enumerate() {
                 if v * LANES < cols {
-                    math::store_at(s, out, v * LANES, *acc);
+                    math::store_at(s, out, v * LANES, *sums);
                 }
             }
         }
@@ -462,6 +711,8 @@ struct Tiles<'a, L> {
     weight: &'a CpuWeight,
     panels: Range<usize>,
     steps: Range<usize>,
+    /// Whether they are added to what is there.
+    add: bool,
     /// The panels as f32, or empty where they are lanes themselves.
     block: &'a [f32],
     out: Columns<'a>,
@@ -542,10 +793,9 @@ impl<L: Lane> Tiles<'_, L> {
                 stride: self.out.stride,
                 cols,
             };
-            let add = self.steps.start > 0;
             // SAFETY: `a` has MR values for each step (asserted), `values` gives `steps` steps of 32
             // columns, and the block lies in `out`, where a task has its rows and columns for itself.
-            unsafe { tile::panel::<S, _, MR>(s, rows, columns, steps, block, add) };
+            unsafe { tile::panel::<S, _, MR>(s, rows, columns, steps, block, self.add) };
         }
     }
 }

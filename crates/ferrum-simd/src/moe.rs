@@ -1,17 +1,21 @@
 //! Mixture of experts: routing, products of each pair with its expert's matrices, weighted sums.
 //!
 //! * `routing`: which experts, and the pairs sorted by expert.
-//! * `product`: the kernels of `gemm` and `quant` over the rows of each expert, all experts in one
-//!   region of the pool.
+//! * `rows`: the rows of each expert, packed for the kernels of `gemm` and `quant`.
+//! * `product`: products of pairs, all experts in one region of the pool.
+//! * `down`: products that are summed for each token at once.
 //! * `sums`: what the experts of a token gave, added in the order of its pairs.
 //!
 //! A pair's products are those of its row alone, whichever pairs share its expert: the same bits as if
 //! the token had come by itself.
 
+mod down;
 mod product;
 mod routing;
+mod rows;
 mod sums;
 
+pub use down::down;
 pub use product::{ExpertLinear, gate_up, gemm};
 pub use routing::route;
 pub use sums::{Pairs, weighted_sum, weighted_sum_norm};

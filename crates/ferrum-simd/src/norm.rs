@@ -5,17 +5,29 @@ use super::isa::Kernel;
 use super::math::{self, for_vectors, load_at, store_at};
 use super::memory::SharedMut;
 use super::simd::Simd;
-use ferrum_types::NormShape;
+use ferrum_types::{NormShape, SumSplit};
+
+/// `Σ x²`.
+#[inline(always)]
+fn sum_squares<S: Simd>(s: S, x: &[f32]) -> f64 {
+    let sum = f64::from(math::sum_squares(s, x));
+    if sum.is_infinite() {
+        // Squares of elements beyond 1.8e19 are no f32.
+        return x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+    }
+    sum
+}
+
+/// `1 / √(sum / len + eps)`.
+#[inline(always)]
+fn factor(sum: f64, len: usize, eps: f32) -> f32 {
+    (1.0 / (sum / len as f64 + f64::from(eps)).sqrt()) as f32
+}
 
 /// `1 / √(mean(x²) + eps)`.
 #[inline(always)]
 pub(crate) fn rms_factor<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
-    let mut sum = f64::from(math::sum_squares(s, x));
-    if sum.is_infinite() {
-        // Squares of elements beyond 1.8e19 are no f32.
-        sum = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-    }
-    (1.0 / (sum / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+    factor(sum_squares(s, x), x.len(), eps)
 }
 
 /// Norms one row: `out = x · factor · weight`.
@@ -163,6 +175,105 @@ pub fn rms_norm(exec: &Exec, x: &[f32], weight: &[f32], out: &mut [f32], shape: 
             eps,
         });
     });
+}
+
+/// The sum of squares of each row of `dim` columns, cut as `split` says.
+///
+/// # Panics
+/// When `x` is shorter than the rows.
+pub fn squares(exec: &Exec, x: &[f32], dim: usize, split: SumSplit, out: &mut [f64]) {
+    let x = &x[..out.len() * dim];
+    let out = SharedMut::new(out);
+    exec.parallel_for(x.len() / dim.max(1), dim, |rows, _| {
+        exec.level.run(Squares {
+            x: &x[rows.start * dim..rows.end * dim],
+            dim,
+            split,
+            // SAFETY: each row belongs to one task.
+            out: unsafe { out.part(rows.start, rows.len()) },
+        });
+    });
+}
+
+/// The sums of squares of some rows.
+struct Squares<'a> {
+    x: &'a [f32],
+    dim: usize,
+    split: SumSplit,
+    out: &'a mut [f64],
+}
+
+impl Kernel for Squares<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { split, dim, .. } = self;
+        for (x, out) in self.x.chunks_exact(dim).zip(self.out) {
+            let (mut total, mut pair) = (0.0, 0.0);
+            for part in 0..split.parts() {
+                let sum = sum_squares(s, &x[split.part(part, dim)]);
+                SumSplit::add_part(part, Some(sum), (&mut pair, &mut total), |a, b| a + b);
+            }
+            *out = total;
+        }
+    }
+}
+
+/// `out = x / √(sum / columns + eps) · weight`, of rows whose sums of squares over so many columns are known.
+///
+/// # Panics
+/// When a slice is shorter than the shape says.
+pub fn rms_norm_of_squares(
+    exec: &Exec,
+    x: &[f32],
+    weight: &[f32],
+    out: &mut [f32],
+    (squares, columns): (&[f64], usize),
+    shape: NormShape,
+) {
+    let NormShape { rows, dim, eps } = shape;
+    let size = rows * dim;
+    let (x, weight, squares) = (&x[..size], &weight[..dim], &squares[..rows]);
+    let out = SharedMut::new(&mut out[..size]);
+    if size == 0 {
+        return;
+    }
+    exec.parallel_for(rows, dim, |r, _| {
+        let (start, len) = (r.start * dim, r.len() * dim);
+        exec.level.run(Scaled {
+            x: &x[start..][..len],
+            weight,
+            squares: &squares[r],
+            columns,
+            // SAFETY: each row belongs to one task.
+            out: unsafe { out.part(start, len) },
+            eps,
+        });
+    });
+}
+
+/// Norms some rows whose sums of squares are known.
+struct Scaled<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    squares: &'a [f64],
+    columns: usize,
+    out: &'a mut [f32],
+    eps: f32,
+}
+
+impl Kernel for Scaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.weight.len();
+        let rows = self.x.chunks_exact(dim).zip(self.out.chunks_exact_mut(dim));
+        for ((x, out), sum) in rows.zip(self.squares) {
+            scale(s, x, factor(*sum, self.columns, self.eps), self.weight, out);
+        }
+    }
 }
 
 /// `residual += x; out = rms_norm(residual)`.

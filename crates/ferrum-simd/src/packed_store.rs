@@ -23,7 +23,7 @@ use super::quant::{CpuQuantWeight, Part};
 use ferrum_quant::compressed_tensors::PackedZeros;
 use ferrum_quant::gptq::ZeroPoints;
 use ferrum_quant::weights::{GgufRows, QuantWeights};
-use ferrum_types::{ExpertShape, GgufQuantType, MatShape, Result, WeightPart};
+use ferrum_types::{ExpertShape, GgufQuantType, MatShape, Result, SumSplit, WeightPart};
 
 /// Version of the bytes of panels and of their descriptions. A change of either, or of which matrices a
 /// loader packs together, needs another number: the test `the_layout_has_its_version` notices most.
@@ -290,6 +290,7 @@ impl Packable for CpuWeight {
         Some(Self {
             shape,
             elements,
+            sums: SumSplit::WHOLE,
             data,
         })
     }
@@ -359,6 +360,7 @@ impl Packable for PackedMatrix {
             form,
             flip,
             order,
+            sums: SumSplit::WHOLE,
             data,
         })
     }

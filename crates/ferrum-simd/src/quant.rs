@@ -19,13 +19,13 @@ pub(crate) mod tile;
 use super::exec::{Exec, Scratch};
 use super::gemm::pack::CpuWeight;
 use super::gemm::tile::PANEL;
-use super::gemm::{Columns, columns_of, rows_by_id};
+use super::gemm::{Columns, PartSums, columns_of, rows_by_id};
 use super::isa::ByteKernel;
 use super::memory::SharedMut;
 use super::simd::ByteProducts;
 use acts::WORDS;
 use ferrum_quant::weights::GgufRows;
-use ferrum_types::{Error, GemmShape, MatShape, Result, RowShape, SrcDtype, WeightPart};
+use ferrum_types::{Error, GemmShape, MatShape, Result, RowShape, SrcDtype, SumSplit, WeightPart};
 use format::{CodeLayout, ScaleLayout, UNIT};
 pub use pack::is_packed;
 use pack::{FormatVisitor, PackedMatrix};
@@ -72,6 +72,16 @@ impl CpuQuantWeight {
     /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
     pub fn blocks(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<Self> {
         Self::of_parts("load_quant", load_parts(exec, parts, cols)?, cols)
+    }
+
+    /// Cuts the sums over inputs where each part's panels allow it.
+    pub fn split_sums(&mut self, split: SumSplit) {
+        for part in &mut self.parts {
+            match part {
+                Part::Packed(packed) => packed.split_sums(split),
+                Part::Dense(dense) => dense.split_sums(split),
+            }
+        }
     }
 
     /// A matrix of parts that were loaded.
@@ -176,11 +186,7 @@ pub fn gemm(
     {
         let mut first = 0;
         for part in &weight.parts {
-            let columns = Columns {
-                out: SharedMut::new(out),
-                stride: n,
-                first,
-            };
+            let columns = Columns::new(SharedMut::new(out), n, first);
             match part {
                 Part::Packed(packed) => product(exec, scratch, x, packed, columns)?,
                 Part::Dense(dense) => columns_of(exec, scratch, x, dense, columns)?,
@@ -229,6 +235,7 @@ fn product(
         rows,
         tile_rows,
         weight,
+        sums: PartSums::Tree(weight.sums),
         columns,
     })
 }
@@ -241,6 +248,7 @@ pub(crate) struct Product<'a> {
     pub(crate) rows: usize,
     pub(crate) tile_rows: usize,
     pub(crate) weight: &'a PackedMatrix,
+    pub(crate) sums: PartSums,
     pub(crate) columns: Columns<'a>,
 }
 

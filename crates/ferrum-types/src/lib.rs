@@ -12,6 +12,7 @@ mod ids;
 mod kv;
 mod shapes;
 mod size;
+mod sum_split;
 mod weight_part;
 
 pub use dtype::{Dtype, SrcDtype};
@@ -27,4 +28,5 @@ pub use shapes::{
     LinearAttentionRule, LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PatchShape,
     QkvShape, RopeStyle, RouteShape, RowShape, StateShape,
 };
+pub use sum_split::SumSplit;
 pub use weight_part::WeightPart;

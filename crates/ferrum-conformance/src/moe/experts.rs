@@ -13,7 +13,7 @@ use ferrum_kernels::{
     BackendMarlinExperts, BackendMoeFused, BackendQuantExperts, ExpertActivation, ExpertInput,
     ExpertProjection, ExpertShape, GeluKind, GptqZeroPoints, MoeRouting, MoeShape, RouteShape,
 };
-use ferrum_types::{Error, GgufQuantType, SrcDtype};
+use ferrum_types::{Error, GgufQuantType, SrcDtype, SumSplit};
 
 /// A stack of expert matrices as it lies in a file.
 enum Stack {
@@ -150,6 +150,8 @@ struct Moe {
     /// `[experts, n]` of both maps.
     biases: Option<[Vec<f32>; 2]>,
     activation: ExpertActivation,
+    /// `[pairs]`: what outputs weigh in sums.
+    weights: Vec<f32>,
 }
 
 impl Moe {
@@ -251,8 +253,13 @@ fn gemm_formula(data: &Moe) -> Vec<Vec<f64>> {
 }
 
 /// Each token in a call of its own.
-fn by_tokens<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
-    let experts = L::load(io.device, &data.stack, data.experts)?;
+fn by_tokens<B: BackendMoeFused, L: Loader<B>>(
+    io: &mut Io<'_, B>,
+    data: &Moe,
+    of_one: fn(&mut Io<'_, B>, &Moe, &B::Experts) -> Check,
+) -> Check {
+    let mut experts = L::load(io.device, &data.stack, data.experts)?;
+    B::split_expert_sums(&mut experts, split(data.experts.k));
     let top_k = data.pairs.shape.top_k;
     for token in 0..data.pairs.shape.tokens {
         let x = match data.input {
@@ -273,10 +280,93 @@ fn by_tokens<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -
             other: none(),
             biases: data.biases.clone(),
             activation: data.activation,
+            weights: data.weights[token * top_k..][..top_k].to_vec(),
         };
-        gemm_of(io, &one, &experts)?;
+        of_one(io, &one, &experts)?;
     }
     Ok(())
+}
+
+/// Where sums over `k` inputs are cut: at what are whole units for backends that take inputs by 32, where there are enough.
+fn split(k: usize) -> SumSplit {
+    let units = k / 32;
+    let cuts = match units {
+        0 | 1 => vec![],
+        2 | 3 => vec![32],
+        _ => [1, units / 2, units - 1].map(|unit| 32 * unit).to_vec(),
+    };
+    SumSplit::at(&cuts).unwrap_or_default()
+}
+
+fn moe_down<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
+    let mut experts = L::load(io.device, &data.stack, data.experts)?;
+    B::split_expert_sums(&mut experts, split(data.experts.k));
+    down_of(io, data, &experts, &[false, true])
+}
+
+/// The sums alone.
+fn moe_down_once<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
+    let mut experts = L::load(io.device, &data.stack, data.experts)?;
+    B::split_expert_sums(&mut experts, split(data.experts.k));
+    down_once(io, data, &experts)
+}
+
+fn down_once<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Moe, experts: &B::Experts) -> Check {
+    down_of(io, data, experts, &[false])
+}
+
+/// The sums, once for each of `adds`: added to what is there, or not.
+fn down_of<B: BackendMoeFused>(
+    io: &mut Io<'_, B>,
+    data: &Moe,
+    experts: &B::Experts,
+    adds: &[bool],
+) -> Check {
+    let [ids, tpe, offsets] = data.pairs.sorted();
+    let routing = MoeRouting {
+        expert_ids: io.indices("expert_ids", &data.pairs.expert_ids)?,
+        weights: io.floats("weights", &data.weights)?,
+        sorted_pairs: io.indices("ids", &ids)?,
+        tokens_per_expert: io.indices("tpe", &tpe)?,
+        offsets: io.indices("offsets", &offsets)?,
+    };
+    let x = io.input("x", &data.x)?;
+    let bias = data.bias(io, "bias", 0)?;
+    let maps = ExpertProjection {
+        matrices: experts,
+        bias: bias.as_ref(),
+    };
+    let shape = data.shape();
+    let len = shape.tokens * data.experts.n;
+    let mut pairs = io.device.alloc(data.out_len())?;
+    let mut out = io.output("out", len)?;
+    for &add in adds {
+        let (routing, out) = ((&routing, &routing), &mut out);
+        B::moe_down(
+            &mut io.ctx,
+            &x,
+            maps,
+            routing,
+            &mut pairs,
+            (&mut *out, add),
+            shape,
+        )?;
+        io.take("out", out, len)?;
+    }
+    Ok(())
+}
+
+fn down_formula(data: &Moe) -> Vec<Vec<f64>> {
+    let (n, top_k) = (data.experts.n, data.pairs.shape.top_k);
+    let mut sums = vec![0.0; data.shape().tokens * n];
+    for (pair, row) in data.products(&data.stack, 0).chunks_exact(n).enumerate() {
+        let sums = &mut sums[pair / top_k * n..][..n];
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += f64::from(data.weights[pair]) * x;
+        }
+    }
+    let twice = sums.iter().map(|sum| 2.0 * sum).collect();
+    vec![sums, twice]
 }
 
 fn gate_up<B: BackendMoeFused, L: Loader<B>>(io: &mut Io<'_, B>, data: &Moe) -> Check {
@@ -337,7 +427,9 @@ fn make(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe
         ExpertInput::PerToken => tokens,
         ExpertInput::PerPair => tokens * top_k,
     };
+    let pairs = tokens * top_k;
     Moe {
+        weights: (0..pairs).map(|_| rng.unit()).collect(),
         pairs: Pairs::new(rng, tokens, shape.experts, top_k, favourite),
         experts: shape,
         input,
@@ -380,6 +472,9 @@ where
             let make = move |rng: &mut Rng| make(rng, sizes, kind, input);
             cases.add(case, make, implementations!(moe_gemm, L, gemm_formula));
         }
+        let of_pairs = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerPair);
+        let case = label("moe_down", kind.dtype(), kind.tolerance(), text);
+        cases.add(case, of_pairs, implementations!(moe_down, L, down_formula));
         let make = move |rng: &mut Rng| make(rng, sizes, kind, ExpertInput::PerToken);
         let case = label(
             "moe_gate_up",
@@ -397,6 +492,9 @@ where
         let case = label("moe_gate_up", kind.dtype(), tolerance, name);
         cases.add(case, of_gelu, implementations!(gate_up, L, gate_up_formula));
         let biased = |text: &str| format!("{text}, biases");
+        let of_pairs = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
+        let case = label("moe_down", kind.dtype(), kind.tolerance(), biased(text));
+        cases.add(case, of_pairs, implementations!(moe_down, L, down_formula));
         let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
         let case = label("moe_gemm", kind.dtype(), kind.tolerance(), biased(text));
         cases.add(case, make, implementations!(moe_gemm, L, gemm_formula));
@@ -415,12 +513,21 @@ where
         let make = move |rng: &mut Rng| make(rng, many, kind, input);
         let name = format!("tokens alone and together, {suffix}");
         let id = ("moe_gemm", kind.dtype(), &*name);
-        cases.same(id, make, moe_gemm::<B, L>, by_tokens::<B, L>);
+        cases.same(id, make, moe_gemm::<B, L>, |io, data| {
+            by_tokens::<B, L>(io, data, gemm_of)
+        });
     }
+    let of_pairs = move |rng: &mut Rng| make(rng, many, kind, ExpertInput::PerPair);
+    let id = ("moe_down", kind.dtype(), "tokens alone and together");
+    cases.same(id, of_pairs, moe_down_once::<B, L>, |io, data| {
+        by_tokens::<B, L>(io, data, down_once)
+    });
     let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerPair);
     cases.rejects_short_buffers(("moe_gemm", kind.dtype()), few, both!(moe_gemm, L));
     let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerToken);
     cases.rejects_short_buffers(("moe_gate_up", kind.dtype()), few, both!(gate_up, L));
+    let few = move |rng: &mut Rng| make_biased(rng, base, kind, ExpertInput::PerPair);
+    cases.rejects_short_buffers(("moe_down", kind.dtype()), few, both!(moe_down, L));
 }
 
 const SMALL: Sizes = Sizes {

@@ -165,6 +165,17 @@ fn products<B: BackendMoeFused>(device: &B, refused: &mut Refusals) -> Check {
             let result = B::moe_gemm(&mut ctx, &x, input, maps, &routing, &mut out, shape);
             refused.expect(&format!("a product {input:?} of {shape:?}"), result)?;
         }
+        let (both, mut room) = ((&routing, &routing), device.alloc(1000)?);
+        let result = B::moe_down(
+            &mut ctx,
+            &x,
+            maps,
+            both,
+            &mut room,
+            (&mut out, false),
+            shape,
+        );
+        refused.expect(&format!("a product and sum of {shape:?}"), result)?;
         let silu = ExpertActivation::Silu;
         let result = B::moe_gate_up(&mut ctx, &x, [maps; 2], silu, &routing, &mut out, shape);
         refused.expect(&format!("gate and up of {shape:?}"), result)?;

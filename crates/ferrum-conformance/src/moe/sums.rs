@@ -126,6 +126,44 @@ fn make_sums(rng: &mut Rng, tokens: usize, top_k: usize, dim: usize, scale: f32)
     }
 }
 
+/// Weights of pairs, and what their experts' are multiplied with.
+struct Weights {
+    shape: RouteShape,
+    expert_ids: Vec<i32>,
+    weights: Vec<f32>,
+    factors: Vec<f32>,
+}
+
+fn scale_weights<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Weights) -> Check {
+    let mut routing = MoeRouting {
+        expert_ids: io.indices("expert_ids", &data.expert_ids)?,
+        weights: io.inout_of::<f32>("weights", &data.weights)?,
+        sorted_pairs: io.exact(&[])?,
+        tokens_per_expert: io.exact(&[])?,
+        offsets: io.exact(&[])?,
+    };
+    let factors = io.floats("factors", &data.factors)?;
+    B::moe_scale_weights(&mut io.ctx, &mut routing, &factors, data.shape)?;
+    io.take("weights", &routing.weights, data.weights.len())
+}
+
+fn scaled(data: &Weights) -> Vec<Vec<f64>> {
+    let pairs = data.weights.iter().zip(&data.expert_ids);
+    let scaled =
+        pairs.map(|(&weight, &id)| f64::from(weight) * f64::from(data.factors[id as usize]));
+    vec![scaled.collect()]
+}
+
+fn make_weights(rng: &mut Rng, tokens: usize, top_k: usize) -> Weights {
+    let (experts, pairs) = (7, tokens * top_k);
+    Weights {
+        shape: RouteShape::softmax(tokens, experts, top_k),
+        expert_ids: (0..pairs).map(|pair| (pair * 5 % experts) as i32).collect(),
+        weights: (0..pairs).map(|_| rng.unit()).collect(),
+        factors: rng.floats(experts, 2.0),
+    }
+}
+
 /// The cases of weighted sums.
 pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     let act = act_name::<B>();
@@ -173,6 +211,19 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     for (text, scale) in [("large values", 1e4), ("tiny values", 1e-5), ("zeros", 0.0)] {
         add(text.into(), 3, 2, 65, scale);
     }
+    let op = "moe_scale_weights";
+    for (tokens, top_k) in [(0, 2), (1, 1), (3, 2), (33, 7)] {
+        let text = format!("{tokens} tokens, {top_k} pairs");
+        let make = move |rng: &mut Rng| make_weights(rng, tokens, top_k);
+        let case = label(op, "f32", Tolerance::F32_SUMS, text);
+        cases.add(
+            case,
+            make,
+            implementations!(scale_weights, |data| scaled(data)),
+        );
+    }
+    let few = |rng: &mut Rng| make_weights(rng, 3, 2);
+    cases.rejects_short_buffers((op, "f32"), few, both!(scale_weights));
     let few = |rng: &mut Rng| make_sums(rng, 3, 2, 7, 1.0);
     cases.rejects_short_buffers(("moe_weighted_sum", act), few, both!(weighted_sum));
     cases.rejects_short_buffers(

@@ -5,8 +5,9 @@
 //! write the result, so they work on every backend; a device with a transport of its own (NCCL on CUDA)
 //! overrides them. A context that is alone is a group of one, for which every collective is the identity.
 //!
-//! All ranks make the same collectives in the same order, as in MPI, and all get the same bits. Sums are made in rank order, so
-//! they are the same from run to run; a device whose [`Backend::batch_invariance`] promises no equal bits may make those of floats in
+//! All ranks make the same collectives in the same order, as in MPI, and all get the same bits. Sums over ranks are balanced trees: those
+//! of neighbours first, then those of pairs. So they are the same from run to run, and, where the context of one rank cuts its sums as
+//! [`SumSplit`] says, the same as there. A device whose [`Backend::batch_invariance`] promises no equal bits may add floats in
 //! another order, which depends on the length, and round 16-bit elements at each step. A rank that fails or is dropped ends the
 //! group: the others get an error that names it, from the collective that they are in and from every later one. Where a device
 //! exchanges by itself, the collective is only recorded when its call returns, and the error comes from whatever waits for it.
@@ -18,14 +19,14 @@ mod local;
 pub use self::local::LocalGroup;
 
 use super::{Act, Backend, NormShape};
-use ferrum_types::{Dtype, Element, Error, Result};
+use ferrum_types::{Dtype, Element, Error, Result, SumSplit};
 use std::fmt;
 use std::sync::Arc;
 
 /// How [`BackendCollective::all_reduce`] combines ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceOp {
-    /// Sum: of integers modulo 2ⁿ; of floats in rank order, of 16-bit ones in f32 and rounded once, unless the device
+    /// Sum: of integers modulo 2ⁿ; of floats as a balanced tree, of 16-bit ones in f32 and rounded once, unless the device
     /// promises no equal bits.
     Sum,
     /// Largest. A NaN loses against every number.
@@ -56,6 +57,9 @@ pub struct ParallelNorm {
     pub dim: usize,
     /// Whether this rank's columns count for the mean. Of ranks that hold the same columns, one does.
     pub counts: bool,
+    /// How the sums of squares of this rank's columns are cut. Backends that promise no equal bits for numbers of ranks may
+    /// ignore it.
+    pub sums: SumSplit,
 }
 
 /// One rank's end of a group, and what carries bytes between its ranks.
@@ -188,7 +192,7 @@ pub trait BackendCollective: Backend {
     }
 
     /// [`Backend::rms_norm`] of rows whose columns the ranks share: `x`, `weight` and `out` are this rank's columns, and
-    /// the mean square is that of whole rows. Sums of squares are made in f32, of ranks in rank order.
+    /// the mean square is that of whole rows. Sums of squares are made in f32 at least, those of ranks as a balanced tree.
     ///
     /// The provided method goes through host memory, which waits for the device.
     ///

@@ -276,6 +276,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// [`Shape`](ferrum_types::Error::Shape) when bytes and sizes disagree.
     fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<Self::Weight>;
 
+    /// Cuts the sums over inputs that products with a matrix are, so that they have the bits that the ranks of a group get, who each
+    /// sum a part. The provided one cuts nothing, which backends may do whose activations are rounded in another way on ranks,
+    /// or that promise no equal bits for numbers of ranks.
+    fn split_sums(_weight: &mut Self::Weight, _split: SumSplit) {}
+
     /// Loads a dense matrix: [`from_weight_parts`](Self::from_weight_parts) with one part.
     fn from_weight_bytes(
         &self,

@@ -72,7 +72,7 @@ pub use ferrum_types::{
     FlashShape, GeluKind, GemmShape, GroupScore, HeadLayout, HeadOrder, HeadsShape, KvBf16,
     KvBlockBytes, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LinearAttentionRule,
     LinearAttentionShape, MatShape, MlaShape, MoeShape, NormShape, PagedKvShape, PatchShape,
-    QkvShape, RopeStyle, RouteShape, RowShape, StateShape, WeightPart,
+    QkvShape, RopeStyle, RouteShape, RowShape, StateShape, SumSplit, WeightPart,
 };
 
 /// What a dense decoder needs: core ops, paged KV in f32, recurrent states, graphs, sampling and collectives.

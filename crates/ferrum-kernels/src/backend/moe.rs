@@ -150,6 +150,39 @@ pub trait BackendMoeFused: Backend {
         dim: usize,
     ) -> Result<()>;
 
+    /// [`moe_gemm`](Self::moe_gemm) of each pair's own row and [`moe_weighted_sum`](Self::moe_weighted_sum) of the products in one:
+    /// `out[token, n] = Σ weights[pair] · (x[pair] · expert(pair)ᵀ + bias(pair))` over the token's pairs, in an order that depends on
+    /// its experts alone. `routing` says which pairs an expert has, `weights` (which may be the same) what they weigh;
+    /// `pairs` is room for `[pairs, n]`.
+    ///
+    /// Where sums over inputs are [cut](Self::split_expert_sums), the sum over experts is made for each part, and then their tree.
+    fn moe_down(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        experts: ExpertProjection<'_, Self>,
+        (routing, weights): (&MoeRouting<Self>, &MoeRouting<Self>),
+        pairs: &mut Act<Self>,
+        out: (&mut Act<Self>, bool),
+        shape: MoeShape,
+    ) -> Result<()> {
+        let input = ExpertInput::PerPair;
+        Self::moe_gemm(ctx, x, input, experts, routing, pairs, shape)?;
+        let ExpertShape { experts, n, .. } = shape.experts;
+        let route = RouteShape::softmax(shape.tokens, experts, shape.top_k);
+        Self::moe_weighted_sum(ctx, pairs, weights, out, route, n)
+    }
+
+    /// [`Backend::split_sums`] of every expert's matrix, for [`moe_down`](Self::moe_down).
+    fn split_expert_sums(_experts: &mut Self::Experts, _split: SumSplit) {}
+
+    /// `weights[pair] *= factors[expert of the pair]`: `factors` is `[experts]`.
+    fn moe_scale_weights(
+        ctx: &mut Self::Context,
+        routing: &mut MoeRouting<Self>,
+        factors: &Self::Buffer<f32>,
+        shape: RouteShape,
+    ) -> Result<()>;
+
     /// `residual[token, :] += ` the sum of [`moe_weighted_sum`](Self::moe_weighted_sum).
     fn moe_weighted_sum_residual(
         ctx: &mut Self::Context,

@@ -34,6 +34,9 @@ pub trait BackendQuantGguf: Backend {
     /// Loads one projection from parts, which may be of different types.
     fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<Self::GgufWeight>;
 
+    /// As [`Backend::split_sums`].
+    fn split_quant_sums(_weight: &mut Self::GgufWeight, _split: SumSplit) {}
+
     /// [`Backend::gemm`] with a quantised weight.
     fn gemm_quant<T: FloatElement>(
         ctx: &mut Self::Context,
@@ -85,6 +88,9 @@ pub trait BackendQuantMarlin: Backend {
         parts: &[QuantWeights<'_>],
         cols: usize,
     ) -> Result<Self::GptqWeight>;
+
+    /// As [`Backend::split_sums`].
+    fn split_layer_sums(_weight: &mut Self::GptqWeight, _split: SumSplit) {}
 
     /// Loads a GPTQ layer.
     ///

@@ -262,6 +262,10 @@ impl Backend for CpuBackend {
         self.exec.restore_or("dense", key, pack)
     }
 
+    fn split_sums(weight: &mut CpuWeight, split: SumSplit) {
+        weight.split_sums(split);
+    }
+
     fn copy_slice<T: Element>(
         _: &mut CpuContext,
         src: &CpuBuffer<T>,
@@ -635,6 +639,16 @@ impl BackendCollective for CpuBackend {
 
     fn join(ctx: &mut CpuContext, rank: GroupHandle) -> Result<()> {
         join_once(&mut ctx.group, rank)
+    }
+
+    fn rms_norm_parallel(
+        ctx: &mut CpuContext,
+        x: &CpuBuffer<f32>,
+        weight: &CpuBuffer<f32>,
+        out: &mut CpuBuffer<f32>,
+        shape: ParallelNorm,
+    ) -> Result<()> {
+        norm::rms_norm_parallel(ctx, x, weight, out, shape)
     }
 }
 

@@ -7,7 +7,7 @@ use ferrum_simd::marlin;
 use ferrum_simd::memory::CpuBuffer;
 use ferrum_simd::packed_store::PackedKey;
 use ferrum_simd::quant::CpuQuantWeight;
-use ferrum_types::{FloatElement, Result};
+use ferrum_types::{FloatElement, Result, SumSplit};
 
 impl BackendQuantMarlin for CpuBackend {
     type GptqWeight = CpuQuantWeight;
@@ -20,6 +20,10 @@ impl BackendQuantMarlin for CpuBackend {
         let key = |key: &mut PackedKey| key.layers(parts, cols);
         self.exec()
             .restore_or("layers", key, || marlin::load(self.exec(), parts, cols))
+    }
+
+    fn split_layer_sums(weight: &mut CpuQuantWeight, split: SumSplit) {
+        weight.split_sums(split);
     }
 
     fn gemm_gptq<T: FloatElement>(

@@ -106,6 +106,46 @@ impl BackendMoeFused for CpuBackend {
         moe::gate_up(ctx.parts(), x, gate_up, pairs, out, shape)
     }
 
+    fn moe_down(
+        ctx: &mut CpuContext,
+        x: &Buf,
+        experts: ExpertProjection<'_, Self>,
+        (routing, weights): (&Routing, &Routing),
+        room: &mut Buf,
+        (out, add): (&mut Buf, bool),
+        shape: MoeShape,
+    ) -> Result<()> {
+        let sized = (experts, experts.matrices.shape());
+        let lens = check::moe_down(x, sized, (routing, weights), room, out, shape)?;
+        let pairs = (
+            sorted(routing, lens.pairs, shape),
+            weights.weights.as_slice(),
+        );
+        let x = &x.as_slice()[..lens.x];
+        let out = (&mut out.as_mut_slice()[..lens.out], add);
+        moe::down(ctx.parts(), x, stack(experts), pairs, out, shape)
+    }
+
+    fn split_expert_sums(experts: &mut CpuExperts, split: SumSplit) {
+        experts.split_sums(split);
+    }
+
+    fn moe_scale_weights(
+        _: &mut CpuContext,
+        routing: &mut Routing,
+        factors: &Buf,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::moe_scale_weights(routing, factors, shape)?;
+        let (ids, factors) = (routing.expert_ids.as_slice(), factors.as_slice());
+        let weights = &mut routing.weights.as_mut_slice()[..pairs];
+        for (weight, &id) in weights.iter_mut().zip(ids) {
+            *weight *=
+                factors[check::index("moe_scale_weights", "an expert id", id, shape.experts)?];
+        }
+        Ok(())
+    }
+
     fn moe_weighted_sum(
         ctx: &mut CpuContext,
         x: &Buf,

@@ -6,7 +6,7 @@ use ferrum_simd::exec::{Exec, Scratch};
 use ferrum_simd::memory::CpuBuffer;
 use ferrum_simd::packed_store::PackedKey;
 use ferrum_simd::quant::{self, CpuQuantWeight};
-use ferrum_types::{FloatElement, GgufQuantType, Result};
+use ferrum_types::{FloatElement, GgufQuantType, Result, SumSplit};
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.
 pub(super) fn gemm(
@@ -35,6 +35,10 @@ impl BackendQuantGguf for CpuBackend {
         self.exec().restore_or("blocks", key, || {
             CpuQuantWeight::blocks(self.exec(), parts, cols)
         })
+    }
+
+    fn split_quant_sums(weight: &mut CpuQuantWeight, split: SumSplit) {
+        weight.split_sums(split);
     }
 
     fn gemm_quant<T: FloatElement>(

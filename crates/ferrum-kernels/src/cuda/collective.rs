@@ -1,7 +1,7 @@
 //! What the ranks of a group exchange: by NCCL in the order of the stream, where each has a device of its own, otherwise through
 //! host memory.
 //!
-//! Sums of floats are gathered and added in rank order by a kernel on devices that promise equal bits. On others NCCL adds them,
+//! Sums of floats are gathered and added as a tree by a kernel on devices that promise equal bits. On others NCCL adds them,
 //! which moves fewer bytes with more than two ranks, in an order that depends on how many there are.
 
 use super::compiler::KernelFile;
@@ -174,7 +174,9 @@ pub(super) fn rms_norm_parallel<A: CudaAct>(
     shape: ParallelNorm,
 ) -> Result<()> {
     const OP: &str = "rms_norm_parallel";
-    let ParallelNorm { part, dim, counts } = shape;
+    let ParallelNorm {
+        part, dim, counts, ..
+    } = shape;
     check::rms_norm(x, weight, out, part)?;
     let nccl = match part.dim <= dim {
         true => communicator(ctx)?,

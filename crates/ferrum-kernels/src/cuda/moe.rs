@@ -462,6 +462,24 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         ctx.launch_elementwise(OP, (KernelFile::Moe, "activate_pairs"), lens.out, args)
     }
 
+    fn moe_scale_weights(
+        ctx: &mut CudaContext<A>,
+        routing: &mut Routing<A>,
+        factors: &Buf,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::moe_scale_weights::<Self>(routing, factors, shape)?;
+        let args = [
+            (&mut routing.weights).into(),
+            factors.into(),
+            (&routing.expert_ids).into(),
+            Arg::Long(pairs),
+            Arg::Int(shape.experts),
+        ];
+        let kernel = (KernelFile::Moe, "scale_weights");
+        ctx.launch_elementwise("moe_scale_weights", kernel, pairs, args)
+    }
+
     fn moe_weighted_sum(
         ctx: &mut CudaContext<A>,
         x: &CudaBuffer<A>,

@@ -322,6 +322,25 @@ impl<P: Precision> BackendMoeFused for Reference<P> {
         })
     }
 
+    fn moe_scale_weights(
+        _: &mut RefContext<P>,
+        routing: &mut Routing<P>,
+        factors: &RefBuffer<f32>,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::moe_scale_weights(routing, factors, shape)?;
+        let MoeRouting {
+            expert_ids,
+            weights,
+            ..
+        } = routing;
+        for (weight, &id) in weights.0[..pairs].iter_mut().zip(&expert_ids.0) {
+            *weight *=
+                factors.0[check::index("moe_scale_weights", "an expert id", id, shape.experts)?];
+        }
+        Ok(())
+    }
+
     fn moe_weighted_sum(
         _: &mut RefContext<P>,
         x: &RefBuffer<P::Act>,

@@ -15,6 +15,7 @@ pub use names::{
     ExpertNames, ExpertNormNames, FusedExperts, FusedNames, LinearAttentionNames, MlaNames,
     PerLayerNames, RowRuns, SharedNames, StackLayout, TensorLocation, WeightNames,
 };
+pub(crate) use shard::ProjectionNorm;
 pub use shard::{RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorSlice};
 pub use stage::Stage;
 

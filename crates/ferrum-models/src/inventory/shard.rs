@@ -11,6 +11,7 @@
 
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
+use ferrum_types::SumSplit;
 use std::ops::Range;
 
 /// Along what a tensor is cut.
@@ -29,7 +30,7 @@ pub enum ShardAxis {
 }
 
 /// What is dealt out among ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShardUnit {
     /// Query heads.
     Heads,
@@ -245,6 +246,8 @@ pub struct RankShard {
     /// Rows of the vocabulary of every rank.
     tokens: Vec<Range<usize>>,
     layers: Vec<LayerShard>,
+    /// What this one's ranks in groups of two and of four would hold, where they are several.
+    finer: [Vec<Vec<LayerShard>>; 2],
 }
 
 /// What a rank holds of a layer.
@@ -258,6 +261,38 @@ struct LayerShard {
     intermediate: Range<usize>,
     /// Of the shared expert.
     shared: Range<usize>,
+}
+
+impl LayerShard {
+    /// What of the dimension along which a tensor of the layer is cut; `None` for one that is not.
+    fn range(&self, tensor: &DecoderTensor) -> Option<Range<usize>> {
+        let units = match tensor.shard_unit()? {
+            ShardUnit::Tokens => return None,
+            ShardUnit::Heads => &self.heads,
+            ShardUnit::KvHeads => &self.kv_heads,
+            ShardUnit::Channels => &self.channels,
+            ShardUnit::Intermediate => &self.intermediate,
+            ShardUnit::SharedIntermediate => &self.shared,
+        };
+        Some(of_units(units.clone(), tensor))
+    }
+}
+
+/// The elements of some units of a tensor.
+fn of_units(units: Range<usize>, tensor: &DecoderTensor) -> Range<usize> {
+    let unit = tensor.unit.max(1);
+    units.start * unit..units.end * unit
+}
+
+/// A norm over all heads of a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProjectionNorm {
+    /// Elements of all heads.
+    pub(crate) dim: usize,
+    /// Whether this rank's part counts: of ranks that hold the same heads, the first one's does.
+    pub(crate) counts: bool,
+    /// How this rank's sums of squares are cut.
+    pub(crate) sums: SumSplit,
 }
 
 impl RankShard {
@@ -286,6 +321,15 @@ impl RankShard {
             spec: spec.clone(),
             tokens: std::iter::once(tokens).collect(),
             layers: layers.collect(),
+            finer: Default::default(),
+        }
+    }
+
+    /// [`whole`](Self::whole), whose sums are cut as those of groups of ranks would be.
+    pub fn whole_with_splits(spec: &DecoderSpec, borders: &ShardBoundaries) -> Self {
+        Self {
+            finer: finer(spec, borders, (0, 1)),
+            ..Self::whole(spec)
         }
     }
 
@@ -307,43 +351,12 @@ impl RankShard {
                 "found a vocabulary of {found} tokens, expected at least {ranks} for as many ranks"
             )
         })?;
-        let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
-            let of_layer = |all: &[Vec<usize>]| all.get(index).cloned().unwrap_or_default();
-            let own_range = |what: &str, count: usize, borders: &[Vec<usize>]| {
-                let parts = split_evenly(count, &of_layer(borders), ranks).ok_or_else(|| {
-                    format!("found {what} of {count} elements, expected at least {ranks} for as many ranks")
-                });
-                parts.map(|parts| parts[rank].clone())
-            };
-            let own = || -> Result<LayerShard, String> {
-                let mut shard = match &layer.attention {
-                    AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks))?,
-                    AttentionSpec::Mla(mla) => LayerShard {
-                        heads: own_range("attention", mla.heads, &[])?,
-                        ..LayerShard::default()
-                    },
-                    AttentionSpec::ShortConv(conv) => LayerShard {
-                        channels: own_range("a convolution", conv.channels, &borders.channels)?,
-                        ..LayerShard::default()
-                    },
-                    AttentionSpec::Linear(_) => LayerShard::default(),
-                };
-                let inner = intermediate(&layer.feed_forward);
-                shard.intermediate = own_range("a feed-forward", inner, &borders.intermediate)?;
-                let shared = shared_intermediate(&layer.feed_forward);
-                if shared > 0 {
-                    shard.shared = own_range("a shared expert", shared, &borders.shared)?;
-                }
-                Ok(shard)
-            };
-            own().map_err(|reason| format!("layer {index}: {reason}"))
-        });
-        let layers = layers.collect::<Result<_, String>>()?;
         Ok(Self {
             rank,
             spec: spec.clone(),
             tokens,
-            layers,
+            layers: layer_shards(spec, borders, (rank, ranks))?,
+            finer: finer(spec, borders, (rank, ranks)),
         })
     }
 
@@ -406,17 +419,71 @@ impl RankShard {
         spec
     }
 
-    /// Elements of the norms over all query heads and over all key heads of a layer, and whether this rank's part
-    /// counts for them: of ranks that hold the same key heads, the first one's does.
-    pub(crate) fn projection_norms(&self, layer: usize) -> [(usize, bool); 2] {
+    /// The norms over all query heads and over all key heads of a layer.
+    pub(crate) fn projection_norms(&self, layer: usize) -> [ProjectionNorm; 2] {
         let spec = self.spec.layers.get(layer);
-        match (spec.map(|spec| &spec.attention), self.layers.get(layer)) {
-            (Some(AttentionSpec::Gqa(gqa)), Some(cut)) => {
-                let shape = gqa.qkv_shape(0);
-                [(shape.q_dim(), true), (shape.k_dim(), cut.owns_kv_heads)]
-            }
-            _ => [(0, false); 2],
+        let (Some(AttentionSpec::Gqa(gqa)), Some(cut)) =
+            (spec.map(|spec| &spec.attention), self.layers.get(layer))
+        else {
+            return [ProjectionNorm::default(); 2];
+        };
+        let shape = gqa.qkv_shape(0);
+        let split = |unit: usize, of: fn(&LayerShard) -> (Range<usize>, bool)| {
+            self.split_of(layer, |shard| {
+                let (heads, counts) = of(shard);
+                (heads.start * unit..heads.end * unit, counts)
+            })
+        };
+        [
+            ProjectionNorm {
+                dim: shape.q_dim(),
+                counts: true,
+                sums: split(gqa.head_dim, |shard| (shard.heads.clone(), true)),
+            },
+            ProjectionNorm {
+                dim: shape.k_dim(),
+                counts: cut.owns_kv_heads,
+                sums: split(gqa.head_dim, |shard| {
+                    (shard.kv_heads.clone(), shard.owns_kv_heads)
+                }),
+            },
+        ]
+    }
+
+    /// How products with a tensor are cut, so that groups of up to four ranks make the same partial sums.
+    pub(crate) fn sum_split(&self, tensor: &DecoderTensor) -> SumSplit {
+        match (tensor.shard_axis(), tensor.id.layer) {
+            (ShardAxis::Columns, Some(layer)) => self.split_of(layer, |shard| {
+                (shard.range(tensor).unwrap_or_default(), true)
+            }),
+            _ => SumSplit::WHOLE,
         }
+    }
+
+    /// How sums over what `of` says that ranks hold of a layer, and whether it counts, are cut.
+    fn split_of(&self, layer: usize, of: impl Fn(&LayerShard) -> (Range<usize>, bool)) -> SumSplit {
+        let Some((own, _)) = self.layers.get(layer).map(&of) else {
+            return SumSplit::WHOLE;
+        };
+        let parts = |group: &Vec<Vec<LayerShard>>| -> Vec<_> {
+            let shards = group.iter().filter_map(|layers| layers.get(layer));
+            shards.map(&of).collect()
+        };
+        let [halves, quarters] = self.finer.each_ref().map(parts);
+        let ends = |part: &(Range<usize>, bool)| part.0.end;
+        // Quarters are those of both groups only if two of them are a half.
+        let nested = halves.is_empty()
+            || quarters
+                .iter()
+                .skip(1)
+                .step_by(2)
+                .map(ends)
+                .eq(halves.iter().map(ends));
+        let quarters = Some(quarters).filter(|quarters| nested && !quarters.is_empty());
+        let quarters = quarters.and_then(|quarters| split_at(&own, &quarters));
+        quarters
+            .or_else(|| split_at(&own, &halves))
+            .unwrap_or_default()
     }
 
     /// What this rank holds of a tensor of the decoder.
@@ -434,22 +501,14 @@ impl RankShard {
             ) => 0,
         };
         let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
-        let units = match (tensor.shard_unit(), layer) {
-            (Some(ShardUnit::Tokens), _) => self.tokens(),
-            (Some(ShardUnit::Heads), Some(layer)) => layer.heads.clone(),
-            (Some(ShardUnit::KvHeads), Some(layer)) => layer.kv_heads.clone(),
-            (Some(ShardUnit::Channels), Some(layer)) => layer.channels.clone(),
-            (Some(ShardUnit::Intermediate), Some(layer)) => layer.intermediate.clone(),
-            (Some(ShardUnit::SharedIntermediate), Some(layer)) => layer.shared.clone(),
-            (None, _) | (Some(_), None) => {
-                let range = 0..dims[dim];
-                return TensorSlice { dim, range };
-            }
+        let range = match (tensor.shard_unit(), layer) {
+            (Some(ShardUnit::Tokens), _) => Some(of_units(self.tokens(), tensor)),
+            (_, Some(layer)) => layer.range(tensor),
+            (_, None) => None,
         };
-        let unit = tensor.unit.max(1);
         TensorSlice {
             dim,
-            range: units.start * unit..units.end * unit,
+            range: range.unwrap_or(0..dims[dim]),
         }
     }
 }
@@ -474,6 +533,93 @@ impl DecoderTensor {
     }
 }
 
+/// What a rank holds of each layer.
+fn layer_shards(
+    spec: &DecoderSpec,
+    borders: &ShardBoundaries,
+    (rank, ranks): (usize, usize),
+) -> Result<Vec<LayerShard>, String> {
+    let layers = spec.layers.iter().enumerate().map(|(index, layer)| {
+        let of_layer = |all: &[Vec<usize>]| all.get(index).cloned().unwrap_or_default();
+        let own_range = |what: &str, count: usize, borders: &[Vec<usize>]| {
+            let parts = split_evenly(count, &of_layer(borders), ranks).ok_or_else(|| {
+                format!(
+                    "found {what} of {count} elements, expected at least {ranks} for as many ranks"
+                )
+            });
+            parts.map(|parts| parts[rank].clone())
+        };
+        let own = || -> Result<LayerShard, String> {
+            let mut shard = match &layer.attention {
+                AttentionSpec::Gqa(gqa) => heads(gqa, (rank, ranks))?,
+                AttentionSpec::Mla(mla) => LayerShard {
+                    heads: own_range("attention", mla.heads, &[])?,
+                    ..LayerShard::default()
+                },
+                AttentionSpec::ShortConv(conv) => LayerShard {
+                    channels: own_range("a convolution", conv.channels, &borders.channels)?,
+                    ..LayerShard::default()
+                },
+                AttentionSpec::Linear(_) => LayerShard::default(),
+            };
+            let inner = intermediate(&layer.feed_forward);
+            shard.intermediate = own_range("a feed-forward", inner, &borders.intermediate)?;
+            let shared = shared_intermediate(&layer.feed_forward);
+            if shared > 0 {
+                shard.shared = own_range("a shared expert", shared, &borders.shared)?;
+            }
+            Ok(shard)
+        };
+        own().map_err(|reason| format!("layer {index}: {reason}"))
+    });
+    layers.collect()
+}
+
+/// What ranks of groups of two and of four hold that are this rank's part of a group; none where they are not several, or
+/// where there is no such group.
+fn finer(
+    spec: &DecoderSpec,
+    borders: &ShardBoundaries,
+    (rank, ranks): (usize, usize),
+) -> [Vec<Vec<LayerShard>>; 2] {
+    [2, SumSplit::MAX_PARTS].map(|all| {
+        if all == ranks || !all.is_multiple_of(ranks) {
+            return Vec::new();
+        }
+        let each = all / ranks;
+        let own = rank * each..(rank + 1) * each;
+        let shards = own.map(|rank| layer_shards(spec, borders, (rank, all)).ok());
+        shards.collect::<Option<_>>().unwrap_or_default()
+    })
+}
+
+/// Cuts a sum over `whole` where ranks of finer groups begin that hold parts of it one after the other, some of which do not count
+/// (those of other ranks are the same). `None` where they do not make it up, or have no tree of that many parts.
+fn split_at(whole: &Range<usize>, parts: &[(Range<usize>, bool)]) -> Option<SumSplit> {
+    let mut end = whole.start;
+    for (part, counts) in parts {
+        let follows = part.start == end || (!counts && part.end == end);
+        if !follows || part.is_empty() {
+            return None;
+        }
+        end = part.end;
+    }
+    let counted: Vec<_> = parts.iter().map(|(_, counts)| *counts).collect();
+    // A part that does not count adds nothing.
+    let begins: &[usize] = match counted[..] {
+        [true] | [true, false] | [true, false, false, false] => &[],
+        [true, true] => &[1],
+        [true, false, true, false] => &[2],
+        [true, true, true, true] => &[1, 2, 3],
+        _ => return None,
+    };
+    let cuts: Vec<_> = begins
+        .iter()
+        .map(|&i| parts[i].0.start - whole.start)
+        .collect();
+    SumSplit::at(&cuts).filter(|_| end == whole.end)
+}
+
 fn intermediate(feed_forward: &FeedForwardSpec) -> usize {
     match feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
@@ -489,8 +635,19 @@ fn shared_intermediate(feed_forward: &FeedForwardSpec) -> usize {
 }
 
 /// Parts of `total` that differ by at most one unit, at multiples of the first of `units` (or of 1) that gives every
-/// rank something; `None` when there are fewer elements than ranks.
+/// rank something; `None` when there are fewer elements than ranks. Groups of a power of two have the parts of two ranks, each
+/// split in turn.
 fn split_evenly(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>> {
+    if ranks > 2 && ranks.is_power_of_two() {
+        let halves = split_evenly(total, units, 2)?.into_iter().map(|half| {
+            let parts = split_evenly(half.len(), units, ranks / 2)?.into_iter();
+            Some(parts.map(move |part| half.start + part.start..half.start + part.end))
+        });
+        let halves: Option<Vec<_>> = halves.collect();
+        if let Some(halves) = halves {
+            return Some(halves.into_iter().flatten().collect());
+        }
+    }
     let enough = |unit: &usize| *unit > 0 && total.div_ceil(*unit) >= ranks;
     let unit = units.iter().copied().chain([1]).find(enough)?;
     let count = total.div_ceil(unit);
@@ -521,8 +678,12 @@ fn heads(gqa: &GqaSpec, (rank, ranks): (usize, usize)) -> Result<LayerShard, Str
             ..LayerShard::default()
         });
     }
-    // The ranks are dealt out over the kv heads, and the query heads of each over its ranks.
-    let owners = split_evenly(ranks, &[], kv_heads).ok_or_else(fail)?;
+    // The ranks are dealt out over the kv heads, and the query heads of each over its ranks. The first heads have the more ranks, as
+    // the last ranks have the more heads where there are enough: so two ranks of four hold what one of two does.
+    let border = |head: usize| (ranks * head).div_ceil(kv_heads.max(1));
+    let owners: Vec<_> = (0..kv_heads)
+        .map(|head| border(head)..border(head + 1))
+        .collect();
     let find = owners.iter().position(|owners| owners.contains(&rank));
     let (kv, owners) = find.map(|kv| (kv, &owners[kv])).ok_or_else(fail)?;
     let shares = split_evenly(of_each, &[], owners.len()).ok_or_else(fail)?;

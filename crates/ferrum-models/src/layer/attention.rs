@@ -1,7 +1,7 @@
 //! Grouped-query attention.
 
 use super::{Scratch, StepState};
-use crate::inventory::Projection;
+use crate::inventory::{Projection, ProjectionNorm};
 use crate::kv_layer::AnyKvLayer;
 use crate::linear::Linear;
 use crate::spec::{GqaSpec, QkNormSpec};
@@ -22,8 +22,8 @@ pub(crate) struct GqaWeights<B: Backend> {
     pub(crate) layer_norms: Option<[HeadLayerNorm<B>; 2]>,
     /// Ones, where value heads are normed.
     pub(crate) v_norm: Option<B::Buffer<f32>>,
-    /// Of norms over all heads of queries and of keys: elements, and whether this rank's count.
-    pub(crate) projection_norms: [(usize, bool); 2],
+    /// Norms over all heads of queries and of keys.
+    pub(crate) projection_norms: [ProjectionNorm; 2],
     /// A score of each head that gives nothing.
     pub(crate) sinks: Option<B::Buffer<f32>>,
     /// Projection to the gate, by whose sigmoid attention's output is multiplied.
@@ -213,14 +213,15 @@ fn append_normed<B: BackendCollective>(
         let reason = "the norms of queries and keys are missing";
         return Err(Error::invalid("attention", reason));
     };
-    let norm = |own, (dim, counts)| ParallelNorm {
+    let norm = |own, norm: ProjectionNorm| ParallelNorm {
         part: NormShape {
             rows: shape.tokens,
             dim: own,
             eps: step.spec.norm_eps,
         },
-        dim,
-        counts,
+        dim: norm.dim,
+        counts: norm.counts,
+        sums: norm.sums,
     };
     let [all_queries, all_keys] = weights.projection_norms;
     B::split_qkv(ctx, qkv, queries, keys, values, shape)?;

@@ -153,6 +153,52 @@ fn quantised_ranks_stay_near_one() {
     assert!(tried >= 2 * 20, "{tried}");
 }
 
+/// Holds groups of two and four ranks against one device: they have the same bits, unless a rank dequantises what one device
+/// computes on as it is. Gives how many had to be equal, and how many need not.
+fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> [usize; 2] {
+    let (policy, mut tried) = (WeightPolicy::of::<CpuBackend, W>(), [0; 2]);
+    let mut failures = Vec::new();
+    for (path, tokens) in cases() {
+        let model = open(&path);
+        let mut alone = runner_in::<_, KvF32, W>(&devices[0], &model, LAYOUT);
+        let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
+        for ranks in [2, 4] {
+            let cuts = (0..ranks).map(|rank| model.shard(rank, ranks));
+            let Ok(cuts) = cuts.collect::<Result<Vec<_>, _>>() else {
+                continue;
+            };
+            let is_kept = |cut| model.dequantized_slices(policy, cut).is_empty();
+            let kept = cuts.iter().all(is_kept);
+            let mut group = group::<_, W>(&devices[..ranks], &model);
+            let found = logits(&mut group, (&tokens, None), 7);
+            let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+            if kept && !found.iter().zip(&whole).all(same) {
+                let difference = max_difference(&found, &whole);
+                failures.push(format!("{}: {ranks} ranks: {difference}", path.display()));
+            }
+            tried[usize::from(!kept)] += 1;
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    tried
+}
+
+#[test]
+fn ranks_have_the_bits_of_one() {
+    let devices = cpus(4);
+    let [same, _] = check_bits::<Moe<Dequantized>>(&devices);
+    assert!(same > 300, "{same}");
+}
+
+/// Where activations are rounded to bytes, a sum that differs in its last bit may become another byte.
+#[test]
+fn quantised_ranks_have_the_bits_of_one() {
+    let devices = cpus(4);
+    let [same, others] = check_bits::<Moe<Native>>(&devices);
+    println!("{same} the same, {others} of ranks that dequantise");
+    assert!(same > 300, "{same}");
+}
+
 /// The first token of each row, greedy, is chosen from the logits of all ranks.
 #[test]
 fn greedy_tokens_are_those_of_one() {

@@ -17,7 +17,7 @@ use crate::panels::{
 };
 use crate::simd::{LANES, Simd};
 use ferrum_types::check::{check_weight_parts, elements};
-use ferrum_types::{Error, MatShape, Result, SrcDtype, WeightPart};
+use ferrum_types::{Error, MatShape, Result, SrcDtype, SumSplit, WeightPart};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
@@ -28,6 +28,8 @@ const OP: &str = "from_weight_parts";
 pub struct CpuWeight {
     pub(crate) shape: MatShape,
     pub(crate) elements: Elements,
+    /// How sums are cut, in steps.
+    pub(crate) sums: SumSplit,
     pub(crate) data: SharedBytes,
 }
 
@@ -163,6 +165,7 @@ impl CpuWeight {
         let matrix = |data| Self {
             shape,
             elements,
+            sums: SumSplit::WHOLE,
             data,
         };
         Ok(SharedBytes::split(data, count).map(matrix).collect())
@@ -173,8 +176,14 @@ impl CpuWeight {
         Self {
             shape,
             elements,
+            sums: SumSplit::WHOLE,
             data: data.into(),
         }
+    }
+
+    /// Cuts the sums over inputs, unless a cut lies inside a step.
+    pub fn split_sums(&mut self, split: SumSplit) {
+        self.sums = split.in_terms_of(self.elements.inputs(), self.shape.cols);
     }
 
     /// What its panels hold.

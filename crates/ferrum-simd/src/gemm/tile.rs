@@ -9,6 +9,7 @@ use super::lane::{F32Lane, Lane};
 use crate::simd::{LANES, Simd};
 use crate::unrolled::unrolled;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Most rows of a tile at any level.
 pub(crate) const MAX_ROWS: usize = 12;
@@ -138,24 +139,24 @@ impl<C: SplitColumns> SplitColumns for Prefetching<C> {
     }
 }
 
-/// `acc += A · B` over `k` rows of `B`.
+/// `acc += A · B` over some rows of `B`.
 ///
 /// # Safety
-/// `a` has `MR` rows and `b` `NV` vectors, each with `k` steps.
+/// `a` has `MR` rows and `b` `NV` vectors, each with these steps.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: usize>(
     s: S,
     a: ARows,
     b: C,
-    k: usize,
+    steps: Range<usize>,
     acc: &mut [[S::V; NV]; MR],
 ) {
     let mut sums = *acc;
-    for step in 0..k {
-        // SAFETY: `step < k`.
+    for step in steps {
+        // SAFETY: `step` is one of the steps.
         let columns = unsafe { b.at::<S, NV>(s, step) };
         unrolled!(i < MR => {
-            // SAFETY: `i < MR` and `step < k`.
+            // SAFETY: `i < MR`, and `step` is one of the steps.
             let x = s.splat(unsafe { *a.ptr.add(i * a.row + step * a.step) });
             unrolled!(v < NV => {
                 sums[i][v] = C::Lane::add(s, x, columns[v], sums[i][v]);
@@ -285,7 +286,7 @@ unsafe fn tile<S: Simd, C: Columns, const MR: usize, const NV: usize>(
         } else {
             [[s.zero(); NV]; MR]
         };
-        multiply(s, a, b, k, &mut acc);
+        multiply(s, a, b, 0..k, &mut acc);
         c.store(s, &acc);
     }
 }

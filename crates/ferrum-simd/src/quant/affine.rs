@@ -17,7 +17,7 @@ use crate::isa::{Kernel, Level};
 use crate::panels::{PanelSource, first_lanes};
 use crate::simd::{LANES, Simd};
 use ferrum_quant::affine::{GroupParams, PackedCodes, group_lengths, group_order};
-use ferrum_types::{Error, MatShape, Result};
+use ferrum_types::{Error, MatShape, Result, SumSplit};
 use std::marker::PhantomData;
 
 const OP: &str = "load_layers";
@@ -74,6 +74,7 @@ impl<'a> GroupQuantWeight<'a> {
             form: PackedFormat::Groups(first.form),
             flip,
             order: first.order.clone(),
+            sums: SumSplit::WHOLE,
             data: data.into(),
         })
     }

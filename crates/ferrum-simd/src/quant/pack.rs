@@ -12,7 +12,7 @@ use crate::panels::{LaneRows, PanelSource, first_lanes};
 use crate::simd::{ByteProducts, LANES, Simd};
 use ferrum_quant::unpack::{CodeValues, code_values};
 use ferrum_quant::weights::{GgufRows, check_quant_rows};
-use ferrum_types::{Error, GgufQuantType, MatShape, Result};
+use ferrum_types::{Error, GgufQuantType, MatShape, Result, SumSplit};
 use std::marker::PhantomData;
 
 const OP: &str = "load_quant";
@@ -26,6 +26,8 @@ pub struct PackedMatrix {
     pub(crate) flip: u8,
     /// The input features of its columns, where they are not in their own order.
     pub(crate) order: Option<Vec<u32>>,
+    /// How sums are cut, in units.
+    pub(crate) sums: SumSplit,
     pub(crate) data: SharedBytes,
 }
 
@@ -128,6 +130,7 @@ impl PackedMatrix {
             form,
             flip,
             order: None,
+            sums: SumSplit::WHOLE,
             data,
         };
         Ok(SharedBytes::split(data, count).map(matrix).collect())
@@ -137,6 +140,15 @@ impl PackedMatrix {
     #[inline]
     pub fn shape(&self) -> MatShape {
         self.shape
+    }
+
+    /// Cuts the sums over inputs, unless a cut lies inside a unit, or inputs are in an order of their own: a rank's part then
+    /// has other units.
+    pub(crate) fn split_sums(&mut self, split: SumSplit) {
+        self.sums = match self.order {
+            None => split.in_terms_of(UNIT, self.shape.cols),
+            Some(_) => SumSplit::WHOLE,
+        };
     }
 
     /// Number of panels.

@@ -6,8 +6,10 @@ use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use super::pack::panel_bytes;
 use super::tile::{self, Decoded, MAX_BYTES, Stored};
 use crate::gemm::tile::PANEL;
-use crate::isa::ByteKernel;
+use crate::gemm::{AddColumns, Columns, PartSums, add_part, add_partials};
+use crate::isa::{ByteKernel, Kernel};
 use crate::math;
+use crate::memory::SharedMut;
 use crate::simd::{ByteProducts, LANES, LINE};
 use ferrum_types::MatShape;
 use std::marker::PhantomData;
@@ -29,6 +31,13 @@ const FEW_ROWS: usize = 2;
 /// Units of a panel that are decoded at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
 const UNITS_AT_ONCE: usize = 16;
+
+/// Rows whose sums are held at once beside the result, where sums are cut.
+const PARTIAL_ROWS: usize = 64;
+
+/// Sums of parts of some rows of a panel.
+#[repr(align(64))]
+struct Partials([[f32; PARTIAL_ROWS * PANEL]; 2]);
 
 /// Decoded units of a panel.
 #[repr(align(64))]
@@ -68,7 +77,11 @@ impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
     fn run<S: ByteProducts>(self, s: S) {
         let (rows, units) = (self.product.rows, self.product.weight.shape.cols / UNIT);
         let tile_bytes = 4 * WORDS * self.product.tile_rows * units;
-        let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).max(1);
+        let most = match self.partials() {
+            false => usize::MAX,
+            true => PARTIAL_ROWS / self.product.tile_rows,
+        };
+        let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).min(most).max(1);
         let mut panels = self.panels.clone();
         while rows == 1 && panels.len() >= STREAMS {
             self.direct::<S, 1, STREAMS>(s, panels.start, 0, true);
@@ -92,6 +105,12 @@ impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
 }
 
 impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
+    /// Whether sums of parts are held beside the result.
+    #[inline(always)]
+    fn partials(&self) -> bool {
+        matches!(self.product.sums, PartSums::Tree(split) if split.parts() > 1)
+    }
+
     /// Half `half` of unit `u` of the panel that begins at `panel`.
     #[inline(always)]
     fn stored(&self, panel: *const u8, u: usize, half: usize) -> Stored<C, F> {
@@ -130,31 +149,63 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let acts = &acts[row * (k / UNIT) * WORDS..][..k / UNIT * MR * WORDS];
         let unit_bytes = block_bytes::<C, F>() / F::UNITS;
         let ahead = if ahead { unit_bytes } else { 0 };
-        let mut sums = [[[s.zero(); MR]; 2]; N];
-        for u in 0..k / UNIT {
-            for (p, sums) in sums.iter_mut().enumerate() {
-                let panel = bytes.as_ptr().wrapping_add(p * stride);
-                let beside = self.stored(panel, u, 0).parts.1;
-                for line in (0..ahead).step_by(LINE) {
-                    s.prefetch(beside.wrapping_add(AHEAD + line));
-                }
-                for (half, sums) in sums.iter_mut().enumerate() {
-                    let weights = self.stored(panel, u, half);
-                    let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
-                    if MR > FEW_ROWS {
-                        acts = s.again(acts);
+        let mut total = [[[s.zero(); MR]; 2]; N];
+        let mut pair = total;
+        let split = self.product.sums.split();
+        for part in 0..split.parts() {
+            let mut sums = [[[s.zero(); MR]; 2]; N];
+            let units = split.part(part, k / UNIT);
+            let some = !units.is_empty();
+            for u in units {
+                for (p, sums) in sums.iter_mut().enumerate() {
+                    let panel = bytes.as_ptr().wrapping_add(p * stride);
+                    let beside = self.stored(panel, u, 0).parts.1;
+                    for line in (0..ahead).step_by(LINE) {
+                        s.prefetch(beside.wrapping_add(AHEAD + line));
                     }
-                    // SAFETY: a panel has these units, and the activations have a unit of MR rows for
-                    // each (both sliced so).
-                    unsafe { tile::unit(s, weights, acts, sums) };
+                    for (half, sums) in sums.iter_mut().enumerate() {
+                        let weights = self.stored(panel, u, half);
+                        let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
+                        if MR > FEW_ROWS {
+                            acts = s.again(acts);
+                        }
+                        // SAFETY: a panel has these units, and the activations have a unit of MR rows for
+                        // each (both sliced so).
+                        unsafe { tile::unit(s, weights, acts, sums) };
+                    }
+                }
+            }
+            match self.product.sums {
+                PartSums::Tree(_) => {
+                    let [sums, pair, total] = [&mut sums, &mut pair, &mut total]
+                        .map(|sums| sums.as_flattened_mut().as_flattened_mut());
+                    add_part(s, (part, some), sums, pair, total);
+                }
+                PartSums::Apart(_, stride) => {
+                    let columns = self.product.columns.behind(part * stride);
+                    self.store::<S, MR, N>(s, columns, (first, row), &sums);
                 }
             }
         }
+        if let PartSums::Tree(_) = self.product.sums {
+            self.store::<S, MR, N>(s, self.product.columns, (first, row), &total);
+        }
+    }
+
+    /// Writes the sums of `N` panels, from number `first`, of the tile that begins with `row`.
+    #[inline(always)]
+    fn store<S: ByteProducts, const MR: usize, const N: usize>(
+        &self,
+        s: S,
+        columns: Columns<'_>,
+        (first, row): (usize, usize),
+        sums: &[[[S::V; MR]; 2]; N],
+    ) {
         for (p, sums) in sums.iter().enumerate() {
             for (half, sums) in sums.iter().enumerate() {
                 self.each_row::<MR>(
-                    first + p,
-                    half,
+                    columns,
+                    (first + p, half),
                     row,
                     #[inline(always)]
                     |r, out| {
@@ -169,8 +220,8 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
     #[inline(always)]
     fn each_row<const MR: usize>(
         &self,
-        panel: usize,
-        half: usize,
+        columns: Columns<'_>,
+        (panel, half): (usize, usize),
         row: usize,
         mut f: impl FnMut(usize, &mut [f32]),
     ) -> bool {
@@ -183,23 +234,62 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             let len = LANES.min(n - column);
             // SAFETY: a task has its panels and tiles for itself, so no other thread has these rows'
             // columns.
-            f(r, unsafe {
-                self.product.columns.part(row + r, column, len)
-            });
+            f(r, unsafe { columns.part(row + r, column, len) });
         }
         true
     }
 
-    /// Some tiles, from units of panels that are decoded first.
+    /// Some tiles, from units of panels that are decoded first; at most [`PARTIAL_ROWS`] rows where sums are cut.
     #[inline(always)]
     fn decoded_tiles<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
-        let units = self.product.weight.shape.cols / UNIT;
+        let Product {
+            weight,
+            columns: out,
+            ..
+        } = self.product;
+        let (split, units) = (self.product.sums.split(), weight.shape.cols / UNIT);
         let mut decoded = DecodedUnits([MaybeUninit::uninit(); _]);
+        let mut partials = MaybeUninit::uninit();
+        let partials = match self.partials() {
+            false => [&mut [][..], &mut []],
+            true => {
+                let Partials(both) = partials.write(Partials([[0.0; _]; 2]));
+                both.each_mut().map(|one| &mut one[..])
+            }
+        };
+        let partials = partials.map(SharedMut::new);
+        let rows =
+            self.rows(tiles.start).0..(tiles.end * self.product.tile_rows).min(self.product.rows);
         for panel in self.panels.clone() {
-            for first in (0..units).step_by(UNITS_AT_ONCE) {
-                let units = first..(first + UNITS_AT_ONCE).min(units);
-                let next = self.decode(s, panel, units.clone(), &mut decoded);
-                self.tiles(s, (panel, units), tiles.clone(), &decoded, next);
+            let first = panel * PANEL;
+            let columns = first..(first + PANEL).min(weight.shape.rows);
+            let [left, right] =
+                partials.map(|place| Columns::from(place, PANEL, (rows.start, first)));
+            for part in 0..split.parts() {
+                let to = match self.product.sums {
+                    PartSums::Tree(_) => [out, left, left, right][part],
+                    PartSums::Apart(_, stride) => out.behind(part * stride),
+                };
+                let units = split.part(part, units);
+                for first in units.clone().step_by(UNITS_AT_ONCE) {
+                    let some = first..(first + UNITS_AT_ONCE).min(units.end);
+                    let next = self.decode(s, panel, some.clone(), &mut decoded);
+                    let add = first > units.start;
+                    self.tiles(s, (panel, some, to, add), tiles.clone(), &decoded, next);
+                }
+                let add = |from, to| {
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    AddColumns {
+                        from,
+                        to,
+                        rows,
+                        columns,
+                    }
+                    .run(s);
+                };
+                if self.partials() {
+                    add_partials(part, !units.is_empty(), [left, right], out, add);
+                }
             }
         }
     }
@@ -237,7 +327,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
     fn tiles<S: ByteProducts>(
         &self,
         s: S,
-        (panel, units): (usize, Range<usize>),
+        (panel, units, to, add): (usize, Range<usize>, Columns<'_>, bool),
         tiles: Range<usize>,
         decoded: &DecodedUnits,
         (next, len): (*const u8, usize),
@@ -247,17 +337,18 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             let next = next.wrapping_add(i * share);
             let (row, count) = self.rows(tile);
             with_byte_rows!(S, count, MR => {
-                self.tile::<S, MR>(s, (panel, units.clone()), row, decoded, (next, share));
+                let some = (panel, units.clone(), to, add);
+                self.tile::<S, MR>(s, some, row, decoded, (next, share));
             });
         }
     }
 
-    /// The `MR` rows of the tile that begins with `row` times decoded units.
+    /// The `MR` rows of the tile that begins with `row` times decoded units, into these columns or, with `add`, added to them.
     #[inline(always)]
     fn tile<S: ByteProducts, const MR: usize>(
         &self,
         s: S,
-        (panel, units): (usize, Range<usize>),
+        (panel, units, to, add): (usize, Range<usize>, Columns<'_>, bool),
         row: usize,
         decoded: &DecodedUnits,
         (next, share): (*const u8, usize),
@@ -269,12 +360,12 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         for half in 0..2 {
             let mut sums = [s.zero(); MR];
             let some = self.each_row::<MR>(
-                panel,
-                half,
+                to,
+                (panel, half),
                 row,
                 #[inline(always)]
                 |r, out| {
-                    if units.start > 0 {
+                    if add {
                         sums[r] = math::load_at(s, out, 0);
                     }
                 },
@@ -299,8 +390,8 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
                 }
             }
             self.each_row::<MR>(
-                panel,
-                half,
+                to,
+                (panel, half),
                 row,
                 #[inline(always)]
                 |r, out| {

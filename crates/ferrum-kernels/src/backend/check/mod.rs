@@ -36,8 +36,8 @@ pub use self::kv::{
 };
 pub use self::memory::{copy_columns, copy_slice, only, only_mut, range};
 pub use self::moe::{
-    MoeLen, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_product, route_topk,
-    weighted_sum, weighted_sum_norm,
+    MoeLen, compute_ids_tpe, expert_layers, expert_parts, expert_stack, moe_down, moe_product,
+    moe_scale_weights, route_topk, weighted_sum, weighted_sum_norm,
 };
 pub use self::norm::{fused_add_rms_norm, layer_norm, rms_norm};
 pub use self::state::{

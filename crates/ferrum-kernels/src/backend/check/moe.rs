@@ -184,6 +184,38 @@ pub fn moe_product<B: BackendMoeFused>(
     Ok(lens)
 }
 
+/// [`moe_down`](crate::BackendMoeFused::moe_down) with a stack of this shape. `out` of the sizes is that of the result.
+pub fn moe_down<B: BackendMoeFused>(
+    x: &Act<B>,
+    experts: (ExpertProjection<'_, B>, ExpertShape),
+    (routing, weights): (&MoeRouting<B>, &MoeRouting<B>),
+    pairs: &Act<B>,
+    out: &Act<B>,
+    shape: MoeShape,
+) -> Result<MoeLen> {
+    let op = "moe_down";
+    let input = (x, ExpertInput::PerPair);
+    let lens = moe_product(op, input, &[experts], routing, pairs, shape)?;
+    len(op, "weights", &weights.weights, lens.pairs)?;
+    let sums = elements(op, &[shape.tokens, shape.experts.n])?;
+    len(op, "out", out, sums)?;
+    Ok(MoeLen { out: sums, ..lens })
+}
+
+/// [`moe_scale_weights`](crate::BackendMoeFused::moe_scale_weights): the number of pairs.
+pub fn moe_scale_weights<B: Backend>(
+    routing: &MoeRouting<B>,
+    factors: &B::Buffer<f32>,
+    shape: RouteShape,
+) -> Result<usize> {
+    let op = "moe_scale_weights";
+    let pairs = pairs(op, shape.tokens, shape.top_k)?;
+    len(op, "expert_ids", &routing.expert_ids, pairs)?;
+    len(op, "weights", &routing.weights, pairs)?;
+    len(op, "factors", factors, shape.experts)?;
+    Ok(pairs)
+}
+
 /// Sums of what a token's experts gave, to the buffer called `what`: elements of `x` and of it.
 pub fn weighted_sum<B: Backend>(
     op: &'static str,

@@ -5,6 +5,7 @@
 
 use super::{BackendCollective, GroupCall, GroupHandle, ParallelNorm, ReduceOp};
 use crate::backend::{Act, Backend, DeviceBuffer, check};
+use bytemuck::Pod;
 use ferrum_types::{Dtype, Element, Error, FloatElement, Result};
 use half::{bf16, f16};
 
@@ -134,6 +135,18 @@ pub(crate) fn broadcast<B: BackendCollective, T: Element>(
     })
 }
 
+/// Checks that a rank has no more columns than the row, and a context that is alone all of them.
+pub(crate) fn check_columns<B: BackendCollective>(
+    ctx: &B::Context,
+    ParallelNorm { part, dim, .. }: ParallelNorm,
+) -> Result<()> {
+    if part.dim > dim || (B::group(ctx).is_none() && part.dim != dim) {
+        let reason = format!("{} of {dim} columns on this rank", part.dim);
+        return Err(Error::invalid("rms_norm_parallel", reason));
+    }
+    Ok(())
+}
+
 /// [`BackendCollective::rms_norm_parallel`] through host memory.
 pub(crate) fn rms_norm_parallel<B: BackendCollective>(
     ctx: &mut B::Context,
@@ -143,14 +156,12 @@ pub(crate) fn rms_norm_parallel<B: BackendCollective>(
     shape: ParallelNorm,
 ) -> Result<()> {
     const OP: &str = "rms_norm_parallel";
-    let ParallelNorm { part, dim, counts } = shape;
+    let ParallelNorm {
+        part, dim, counts, ..
+    } = shape;
     check::rms_norm(x, weight, out, part)?;
-    let group = B::group(ctx).cloned();
-    if part.dim > dim || (group.is_none() && part.dim != dim) {
-        let reason = format!("{} of {dim} columns on this rank", part.dim);
-        return Err(Error::invalid(OP, reason));
-    }
-    let Some(group) = group else {
+    check_columns::<B>(ctx, shape)?;
+    let Some(group) = B::group(ctx).cloned() else {
         return B::rms_norm(ctx, x, weight, out, part);
     };
     let mut values = vec![B::Act::from_f32(0.0); part.rows * part.dim];
@@ -176,7 +187,7 @@ pub(crate) fn rms_norm_parallel<B: BackendCollective>(
     })?;
     let mut sums = vec![0.0; part.rows];
     group.gather(&mut |ranks| {
-        each::<f32>(ranks, 0, bytemuck::cast_slice_mut(&mut sums), |a, b| a + b);
+        tree(ranks, &mut sums, &|x: f32| x, &|a, b| a + b, 0);
         Ok(())
     })?;
     for (row, sum) in values.chunks_exact_mut(part.dim.max(1)).zip(&sums) {
@@ -243,7 +254,7 @@ fn post<B: Backend, T: Element>(
     })
 }
 
-/// `out[i]` = element `first + i` of all ranks, combined in rank order.
+/// `out[i]` = element `first + i` of all ranks, combined as a tree.
 fn combine<T: Element>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [T]) {
     let out: &mut [u8] = bytemuck::cast_slice_mut(out);
     match T::DTYPE {
@@ -277,24 +288,48 @@ fn real(op: ReduceOp, a: f32, b: f32) -> f32 {
 /// Elements of 16 bits, combined in f32 and rounded once.
 fn floats<T: FloatElement>(op: ReduceOp, ranks: &[&[u8]], first: usize, out: &mut [u8]) {
     let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    for (i, out) in out.iter_mut().enumerate() {
-        let all = ranks
-            .iter()
-            .map(|rank| of_rank::<T>(rank)[first + i].to_f32());
-        *out = T::from_f32(all.reduce(|a, b| real(op, a, b)).unwrap_or(0.0));
+    let mut sums = [0.0; REDUCED];
+    let sums = &mut sums[..out.len()];
+    tree(ranks, sums, &T::to_f32, &|a, b| real(op, a, b), first);
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = T::from_f32(*sum);
     }
 }
 
 fn each<T: Element>(ranks: &[&[u8]], first: usize, out: &mut [u8], f: impl Fn(T, T) -> T) {
-    let out: &mut [T] = bytemuck::cast_slice_mut(out);
-    for (index, rank) in ranks.iter().enumerate() {
-        let from = &of_rank::<T>(rank)[first..][..out.len()];
-        for (out, &x) in out.iter_mut().zip(from) {
-            *out = if index == 0 { x } else { f(*out, x) };
-        }
-    }
+    tree(ranks, bytemuck::cast_slice_mut(out), &|x: T| x, &f, first);
 }
 
-fn of_rank<T: Element>(bytes: &[u8]) -> &[T] {
-    bytemuck::cast_slice(bytes)
+/// `out[i]` = element `first + i` of all ranks as `read` has it, combined as a balanced tree, whose left half is as many ranks as
+/// the largest power of two that leaves some for the right one.
+pub(crate) fn tree<T: Pod, S: Pod>(
+    ranks: &[&[u8]],
+    out: &mut [S],
+    read: &impl Fn(T) -> S,
+    combine: &impl Fn(S, S) -> S,
+    first: usize,
+) {
+    /// Elements of the right half at once.
+    const RIGHT: usize = 128;
+    match ranks {
+        [] => {}
+        [only] => {
+            let from: &[T] = &bytemuck::cast_slice(only)[first..];
+            for (out, &x) in out.iter_mut().zip(from) {
+                *out = read(x);
+            }
+        }
+        ranks => {
+            let (left, right) = ranks.split_at(ranks.len().next_power_of_two() / 2);
+            tree(left, out, read, combine, first);
+            for (place, out) in out.chunks_mut(RIGHT).enumerate() {
+                let mut sums = [S::zeroed(); RIGHT];
+                let sums = &mut sums[..out.len()];
+                tree(right, sums, read, combine, first + place * RIGHT);
+                for (out, &sum) in out.iter_mut().zip(&*sums) {
+                    *out = combine(*out, sum);
+                }
+            }
+        }
+    }
 }

@@ -1,14 +1,29 @@
-// What ranks do with what they have gathered of each other: sums in rank order, and norms of rows that they share.
+// What ranks do with what they have gathered of each other: sums as balanced trees, and norms of rows that they share.
 #include "common.cuh"
 
-// out[i] = the sum of parts[rank][i], in rank order, rounded once.
+// Sums of complete trees that wait for their right neighbour: enough for 64 ranks.
+constexpr int MAX_TREES = 7;
+
+// The sum of value(0) to value(ranks - 1), with the order of a balanced tree: neighbours first, then pairs.
+template <typename Value> __device__ float tree_sum(int ranks, Value value) {
+    float trees[MAX_TREES];
+    int held = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        float sum = value(rank);
+        for (int count = rank + 1; count % 2 == 0; count /= 2) sum = trees[--held] + sum;
+        trees[held++] = sum;
+    }
+    float sum = trees[--held];
+    while (held > 0) sum = trees[--held] + sum;
+    return sum;
+}
+
+// out[i] = the sum of parts[rank][i], rounded once.
 #define RANK_SUM(NAME, E)                                                                                               \
     KERNEL NAME(E::Stored* out, const E::Stored* parts, int ranks, int64_t total, int64_t stride) {                     \
         int64_t i = thread_number();                                                                                    \
         if (i >= total) return;                                                                                         \
-        float sum = E::read(parts + i);                                                                                 \
-        for (int rank = 1; rank < ranks; rank++) sum += E::read(parts + rank * stride + i);                             \
-        E::write(out + i, sum);                                                                                         \
+        E::write(out + i, tree_sum(ranks, [=](int rank) { return E::read(parts + rank * stride + i); }));               \
     }
 RANK_SUM(rank_sum_f32, F32)
 RANK_SUM(rank_sum_f16, F16)
@@ -34,8 +49,7 @@ KERNEL __launch_bounds__(256) row_squares(float* squares, const Act::Stored* x, 
 KERNEL __launch_bounds__(256) rms_norm_part(Act::Stored* out, const Act::Stored* x, const float* weight,
                                             const float* squares, int ranks, int64_t dim, int64_t whole, float eps) {
     int64_t row = blockIdx.x;
-    float sum = squares[row];
-    for (int rank = 1; rank < ranks; rank++) sum += squares[rank * int64_t(gridDim.x) + row];
+    float sum = tree_sum(ranks, [=](int rank) { return squares[rank * int64_t(gridDim.x) + row]; });
     float factor = 1.0f / sqrtf(sum / float(whole) + eps);
     for (int64_t i = row * dim + threadIdx.x; i < (row + 1) * dim; i += blockDim.x)
         Act::write(out + i, Act::read(x + i) * factor * weight[i - row * dim]);

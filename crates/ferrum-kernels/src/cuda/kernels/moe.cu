@@ -157,6 +157,15 @@ KERNEL add_pair_bias(Act::Stored* out, const float* bias, const int* expert_ids,
     Act::write(out + i, Act::read(out + i) + bias[int64_t(expert) * dim + i % dim]);
 }
 
+// weights[pair] *= factors[expert of the pair].
+KERNEL scale_weights(float* weights, const float* factors, const int* expert_ids, int64_t total, int experts) {
+    wait_for_previous();
+    int64_t i = thread_number();
+    if (i >= total) return;
+    int expert = expert_ids[i];
+    if (expert >= 0 && expert < experts) weights[i] *= factors[expert];
+}
+
 // out[token, d] (+)= Σ weights[pair] · x[pair, d] over the token's pairs, in their order.
 template <class OUT>
 __device__ __forceinline__ void sum_pairs(typename OUT::Stored* out, const Act::Stored* x, const float* weights,
