@@ -4,9 +4,10 @@
 //! stacks to them, of which `experts.rs` computes.
 
 use crate::experts::{
-    ExpertSource, ExpertStacks, Experts, PerHeadLinear, SharedSums, StackedExperts, StackedHeads,
+    ExpertSource, ExpertStacks, Experts, PerHeadLinear, StackedExperts, StackedHeads,
 };
 use crate::inventory::RankShard;
+use crate::rank_index::RankIndex;
 use crate::spec::MoeSpec;
 use crate::weights::{Dequantized, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
@@ -160,7 +161,7 @@ where
         Box::new(StackedExperts {
             stacks,
             spec: spec.clone(),
-            shared_sums: (!cut.is_whole()).then(|| SharedSums::new(cut)),
+            place: (!cut.is_whole()).then(|| RankIndex::of(cut)),
         })
     }
 

@@ -5,14 +5,12 @@
 //! this module.
 
 use crate::expert_relayout::ReorderedExperts;
-use crate::inventory::RankShard;
-use crate::linear::GrowableBuffer;
 use crate::rank_index::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendGraph, BackendMoeFused, ExpertInput, ExpertProjection,
-    ExpertScore, ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp,
-    RouteShape, RowShape,
+    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertProjection, ExpertScore,
+    ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp, RouteShape,
+    RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -98,27 +96,11 @@ impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
 pub(crate) struct StackedExperts<B: BackendMoeFused> {
     pub(crate) stacks: ExpertStacks<B, B::Experts>,
     pub(crate) spec: MoeSpec,
-    /// Where a rank holds some of the elements between their projections.
-    pub(crate) shared_sums: Option<SharedSums<B>>,
+    /// The rank that holds some of the elements between their projections, if it is one of several.
+    pub(crate) place: Option<RankIndex>,
 }
 
-/// What experts need to be summed over ranks.
-pub(crate) struct SharedSums<B: Backend> {
-    place: RankIndex,
-    /// `[tokens, hidden]`: what this rank's experts gave, where that is added to something.
-    own: GrowableBuffer<Act<B>>,
-}
-
-impl<B: Backend> SharedSums<B> {
-    pub(crate) fn new(cut: &RankShard) -> Self {
-        Self {
-            place: RankIndex::of(cut),
-            own: GrowableBuffer::new(),
-        }
-    }
-}
-
-impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for StackedExperts<B> {
+impl<B: BackendMoeFused + BackendCollective> Experts<B> for StackedExperts<B> {
     fn forward(
         &self,
         ctx: &mut B::Context,
@@ -140,6 +122,7 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for Stack
             gated,
             pairs,
             shared,
+            branch,
             ..
         } = scratch;
         if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
@@ -157,11 +140,11 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for Stack
         // What a branch of its own gave is added behind a norm.
         let out = (out, spec.shared.is_some() && !spec.norms);
         let routing = (&*routing, &*routing);
-        self.down(ctx, gated, routing, pairs, out, tokens)
+        self.down(ctx, gated, routing, (pairs, branch), out, tokens)
     }
 }
 
-impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
+impl<B: BackendMoeFused + BackendCollective> StackedExperts<B> {
     /// Maps `[n, k]` of so many experts for each of so many rows.
     fn shape(&self, (tokens, top_k): (usize, usize), (n, k): (usize, usize)) -> MoeShape {
         let experts = self.spec.experts;
@@ -179,7 +162,7 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
         ctx: &mut B::Context,
         gated: &Act<B>,
         routing: (&MoeRouting<B>, &MoeRouting<B>),
-        pairs: &mut Act<B>,
+        (pairs, branch): (&mut Act<B>, &mut Act<B>),
         (out, add): (&mut Act<B>, bool),
         tokens: usize,
     ) -> Result<()> {
@@ -188,23 +171,19 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
         let shape = self.shape((tokens, spec.top_k), size);
         let maps = stacks.down.projection();
         let len = tokens * stacks.hidden;
-        match &self.shared_sums {
-            None => B::moe_down(ctx, gated, maps, routing, pairs, (out, add), shape),
-            Some(sums) if !add => {
-                sums.place.check::<B>(ctx)?;
-                B::moe_down(ctx, gated, maps, routing, pairs, (&mut *out, false), shape)?;
-                B::all_reduce(ctx, out, len, ReduceOp::Sum)
-            }
-            Some(sums) => {
-                sums.place.check::<B>(ctx)?;
-                let device = B::device(ctx).clone();
-                let rows = (tokens, stacks.hidden);
-                sums.own.with(&device, rows, B::alloc, |own| {
-                    B::moe_down(ctx, gated, maps, routing, pairs, (&mut *own, false), shape)?;
-                    B::all_reduce(ctx, own, len, ReduceOp::Sum)?;
-                    B::add_inplace(ctx, out, own, len)
-                })
-            }
+        let Some(place) = self.place else {
+            return B::moe_down(ctx, gated, maps, routing, pairs, (out, add), shape);
+        };
+        place.check::<B>(ctx)?;
+        let sums = match add {
+            true => &mut *branch,
+            false => &mut *out,
+        };
+        B::moe_down(ctx, gated, maps, routing, pairs, (&mut *sums, false), shape)?;
+        B::all_reduce(ctx, sums, len, ReduceOp::Sum)?;
+        match add {
+            true => B::add_inplace(ctx, out, branch, len),
+            false => Ok(()),
         }
     }
 
@@ -225,6 +204,7 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
             gated,
             pairs,
             scaled,
+            branch,
             ..
         } = scratch;
         let scaled = ScaledScratch::of(scaled, spec)?;
@@ -244,7 +224,8 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
         let input = &scaled.rows;
         B::moe_gate_up(ctx, input, gate_up, spec.activation, routing, gated, wide)?;
         let out = (out, spec.shared.is_some());
-        self.down(ctx, gated, (&*routing, &scaled.each), pairs, out, tokens)
+        let routing = (&*routing, &scaled.each);
+        self.down(ctx, gated, routing, (pairs, branch), out, tokens)
     }
 }
 
@@ -372,7 +353,7 @@ pub struct MoeScratch<B: Backend> {
     pairs: Act<B>,
     /// For shared experts with a gate.
     pub(crate) shared: Option<SharedScratch<B>>,
-    /// `[tokens, hidden]`: what a shared expert in a branch of its own gave.
+    /// `[tokens, hidden]`: what a shared expert in a branch of its own gave, or, where its output is added, what a rank's experts give.
     pub(crate) branch: Act<B>,
     /// For experts whose inputs are multiplied.
     scaled: Option<ScaledScratch<B>>,
@@ -391,7 +372,7 @@ pub(crate) struct MoeWidths {
     shared: usize,
     /// Elements of a token's pairs where their inputs are multiplied.
     scaled: usize,
-    /// Elements of the output of a shared expert in a branch of its own.
+    /// Elements of the output of a shared expert in a branch of its own, or of what is added to one's.
     branch: usize,
 }
 
@@ -406,7 +387,7 @@ impl MoeWidths {
                 all.top_k = all.top_k.max(moe.top_k);
                 all.gated = all.gated.max(moe.top_k * moe.intermediate);
                 all.pairs = all.pairs.max(moe.top_k * spec.hidden_size);
-                if moe.norms {
+                if moe.norms || moe.shared.is_some() {
                     all.branch = spec.hidden_size;
                 }
                 if moe.input_scale {
@@ -427,10 +408,11 @@ impl MoeWidths {
         self.experts + 3 * self.top_k + self.gated + self.pairs + shared + scaled + self.branch
     }
 
-    /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, and their
-    /// products with gate and up.
+    /// Elements of a token that a backend may hold beside them: its pairs' inputs packed, their products with gate and
+    /// up, and those with down or four sums of them.
     pub(crate) fn packed(self) -> usize {
-        self.pairs + 2 * self.gated
+        let hidden = self.pairs / self.top_k.max(1);
+        self.pairs.max(4 * hidden) + 2 * self.gated
     }
 }
 

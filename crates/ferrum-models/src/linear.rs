@@ -166,15 +166,15 @@ impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, 
 }
 
 /// Memory that grows to the largest need and stays. The threads of a group never share one.
-pub(crate) struct GrowableBuffer<T>(Mutex<Vec<T>>);
+struct GrowableBuffer<T>(Mutex<Vec<T>>);
 
 impl<T: DeviceBuffer> GrowableBuffer<T> {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
     /// Calls `f` with a buffer for `rows` rows of `dim` elements, which `device` makes.
-    pub(crate) fn with<B: BackendGraph, R>(
+    fn with<B: BackendGraph, R>(
         &self,
         device: &B,
         (rows, dim): (usize, usize),

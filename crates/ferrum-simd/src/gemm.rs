@@ -22,6 +22,7 @@ use ferrum_types::{GemmShape, Result, RowShape, SumSplit};
 use lane::Lane;
 use pack::{Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use tile::{ARows, LaneColumns, OutputTile, Prefetching, with_rows};
 
@@ -331,12 +332,9 @@ impl<F: Format> Group<'_, F> {
                 self.sums(tiles.clone(), steps, block, to);
                 let add = |from, to| {
                     let (rows, columns) = (rows.clone(), columns.clone());
-                    self.exec.level.run(AddColumns {
-                        from,
-                        to,
-                        rows,
-                        columns,
-                    });
+                    // SAFETY: partial sums are memory of this task, and apart; in the result, it has its panels and tiles for itself.
+                    let added = unsafe { AddColumns::new((from, to), rows, columns) };
+                    self.exec.level.run(added);
                 };
                 add_partials(part, some, [left, right], out, add);
             }
@@ -385,12 +383,30 @@ impl PartSums {
     }
 }
 
-/// `to += from`, of some rows and columns that the running task has for itself in both.
+/// `to += from`, of some rows and columns.
 pub(crate) struct AddColumns<'a> {
-    pub(crate) from: Columns<'a>,
-    pub(crate) to: Columns<'a>,
-    pub(crate) rows: Range<usize>,
-    pub(crate) columns: Range<usize>,
+    from: Columns<'a>,
+    to: Columns<'a>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl<'a> AddColumns<'a> {
+    /// # Safety
+    /// The running task has these rows and columns for itself in both, which are different memory.
+    #[inline(always)]
+    pub(crate) unsafe fn new(
+        (from, to): (Columns<'a>, Columns<'a>),
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Self {
+        Self {
+            from,
+            to,
+            rows,
+            columns,
+        }
+    }
 }
 
 impl Kernel for AddColumns<'_> {
@@ -400,7 +416,7 @@ impl Kernel for AddColumns<'_> {
     fn run<S: Simd>(self, s: S) {
         let (first, len) = (self.columns.start, self.columns.len());
         for row in self.rows {
-            // SAFETY: the task has these for itself, and the two are different memory.
+            // SAFETY: that of the constructor.
             let (from, to) = unsafe {
                 (
                     self.from.part(row, first, len),
@@ -416,26 +432,6 @@ impl Kernel for AddColumns<'_> {
                 },
             );
         }
-    }
-}
-
-/// [`SumSplit::add_part`] of vectors: as many of each.
-#[inline(always)]
-pub(crate) fn add_part<S: Simd>(
-    s: S,
-    (part, some): (usize, bool),
-    sums: &[S::V],
-    pair: &mut [S::V],
-    total: &mut [S::V],
-) {
-    for ((&sum, pair), total) in sums.iter().zip(pair).zip(total) {
-        SumSplit::add_part(
-            part,
-            some.then_some(sum),
-            (pair, total),
-            #[inline(always)]
-            |a, b| s.add(a, b),
-        );
     }
 }
 
@@ -476,7 +472,10 @@ pub(crate) fn some_panels(
             let tiles = 0..rows.div_ceil(tile_rows);
             let (split, stride) = match sums {
                 PartSums::Apart(split, stride) => (split, stride),
-                PartSums::Tree(_) => (SumSplit::WHOLE, 0),
+                PartSums::Tree(split) => {
+                    assert_eq!(split, SumSplit::WHOLE, "sums that are held apart, or one");
+                    (split, 0)
+                }
             };
             for part in 0..split.parts() {
                 let steps = split.part(part, weight.steps());
@@ -623,48 +622,58 @@ impl<F: Format> Direct<'_, F> {
         };
         let first = panel * PANEL;
         let cols = (NV * LANES).min(n - first);
+        let mut partials = MaybeUninit::uninit();
+        let partials = match self.sums {
+            PartSums::Tree(split) if split.parts() > 1 => {
+                let partials = partials.write([[[[0.0; LANES]; NV]; MR]; 2]);
+                let partials = partials.each_mut().map(|one| one.as_flattened_mut());
+                partials.map(|one| SharedMut::new(one.as_flattened_mut()))
+            }
+            _ => [SharedMut::new(&mut []), SharedMut::new(&mut [])],
+        };
+        let place = |place| Columns::from(place, NV * LANES, (row, first));
+        let [left, right] = partials.map(place);
         let split = self.sums.split();
-        let mut total = [[s.zero(); NV]; MR];
-        let mut pair = total;
         for part in 0..split.parts() {
-            let mut acc = [[s.zero(); NV]; MR];
             let steps = split.part(part, steps);
+            assert!(
+                steps.end <= self.weight.steps(),
+                "a cut behind the last step"
+            );
+            let to = match self.sums {
+                PartSums::Tree(_) => [self.out, left, left, right][part],
+                PartSums::Apart(_, stride) => self.out.behind(part * stride),
+            };
             let some = !steps.is_empty();
-            // SAFETY: `packed` has MR values for each of the steps and `bytes` is NV/2 panels of as many
-            // (both sliced so).
-            unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
-            match self.sums {
-                PartSums::Tree(_) => {
-                    let [acc, pair] = [&mut acc, &mut pair].map(|sums| sums.as_flattened_mut());
-                    add_part(s, (part, some), acc, pair, total.as_flattened_mut());
-                }
-                PartSums::Apart(_, stride) => {
-                    let out = self.out.behind(part * stride);
-                    self.store(s, out, (row, first, cols), &acc);
+            if some {
+                let mut acc = [[s.zero(); NV]; MR];
+                // SAFETY: `packed` has MR values for each step of the weight and `bytes` is NV/2 panels of as many
+                // (both sliced so); these steps are some of them (asserted).
+                unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
+                for (i, acc) in acc.iter().enumerate() {
+                    // SAFETY: a panel belongs to one task, so no other thread has these columns.
+                    let out = unsafe { to.part(row + i, first, cols) };
+                    for (v, acc) in acc.iter().enumerate() {
+                        if v * LANES < cols {
+                            math::store_at(s, out, v * LANES, *acc);
+                        }
+                    }
                 }
             }
-        }
-        if let PartSums::Tree(_) = self.sums {
-            self.store(s, self.out, (row, first, cols), &total);
-        }
-    }
-
-    /// Writes `cols` columns of some rows.
-    #[inline(always)]
-    fn store<S: Simd, const MR: usize, const NV: usize>(
-        &self,
-        s: S,
-        out: Columns<'_>,
-        (row, first, cols): (usize, usize, usize),
-        sums: &[[S::V; NV]; MR],
-    ) {
-        for (i, sums) in sums.iter().enumerate() {
-            // SAFETY: a panel belongs to one task, so no other thread has these columns.
-            let out = unsafe { out.part(row + i, first, cols) };
-            for (v, sums) in sums.iter().enumerate() {
-                if v * LANES < cols {
-                    math::store_at(s, out, v * LANES, *sums);
-                }
+            if let PartSums::Tree(_) = self.sums {
+                let (rows, columns) = (row..row + MR, first..first + cols);
+                add_partials(
+                    part,
+                    some,
+                    [left, right],
+                    self.out,
+                    #[inline(always)]
+                    |from, to| {
+                        let (rows, columns) = (rows.clone(), columns.clone());
+                        // SAFETY: partial sums are memory of this call, and apart; in the result, a panel belongs to one task.
+                        unsafe { AddColumns::new((from, to), rows, columns) }.run(s);
+                    },
+                );
             }
         }
     }

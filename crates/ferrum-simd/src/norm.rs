@@ -183,8 +183,11 @@ pub fn rms_norm(exec: &Exec, x: &[f32], weight: &[f32], out: &mut [f32], shape: 
 /// When `x` is shorter than the rows.
 pub fn squares(exec: &Exec, x: &[f32], dim: usize, split: SumSplit, out: &mut [f64]) {
     let x = &x[..out.len() * dim];
+    if dim == 0 {
+        return out.fill(0.0);
+    }
     let out = SharedMut::new(out);
-    exec.parallel_for(x.len() / dim.max(1), dim, |rows, _| {
+    exec.parallel_for(x.len() / dim, dim, |rows, _| {
         exec.level.run(Squares {
             x: &x[rows.start * dim..rows.end * dim],
             dim,

@@ -2,7 +2,8 @@
 //!
 //! A rank of a group sums over the inputs that it holds, and the group adds the sums of ranks. Floating-point sums depend on
 //! their order, so a device that is alone gets the same bits only if it makes the same partial sums. It does so for up to four
-//! ranks: the cuts are where the group would be cut, and both add partial sums as a balanced tree.
+//! ranks: the cuts are where the group would be cut, and both add partial sums as a balanced tree. (Elsewhere such sums are called split-K, and
+//! such trees pairwise summation.)
 
 use std::ops::Range;
 
@@ -79,6 +80,14 @@ impl SumSplit {
             0 | 1 => *total = pair.clone(),
             3 => *total = add(total.clone(), pair.clone()),
             _ => {}
+        }
+    }
+
+    /// The same for terms of which `count` are one of these.
+    pub fn in_finer_terms(self, count: usize) -> Self {
+        Self {
+            cuts: self.cuts.map(|cut| cut.saturating_mul(count)),
+            ..self
         }
     }
 

@@ -152,7 +152,7 @@ pub trait BackendMoeFused: Backend {
 
     /// [`moe_gemm`](Self::moe_gemm) of each pair's own row and [`moe_weighted_sum`](Self::moe_weighted_sum) of the products in one:
     /// `out[token, n] = Σ weights[pair] · (x[pair] · expert(pair)ᵀ + bias(pair))` over the token's pairs, in an order that depends on
-    /// its experts alone. `routing` says which pairs an expert has, `weights` (which may be the same) what they weigh;
+    /// the token alone. `routing` says which pairs an expert has, `weights` (which may be the same) what they weigh;
     /// `pairs` is room for `[pairs, n]`.
     ///
     /// Where sums over inputs are [cut](Self::split_expert_sums), the sum over experts is made for each part, and then their tree.

@@ -76,7 +76,9 @@ pub(super) fn rms_norm_parallel(
     let group = CpuBackend::group(ctx).cloned();
     let (x, weight, out) = (x.as_slice(), weight.as_slice(), out.as_mut_slice());
     let (exec, scratch) = ctx.parts();
-    let squares: &mut [f64] = bytemuck::cast_slice_mut(scratch.floats(2 * part.rows)?);
+    // Memory of no elements would be aligned to nothing.
+    let squares: &mut [f64] = bytemuck::cast_slice_mut(scratch.floats(2 * part.rows.max(1))?);
+    let squares = &mut squares[..part.rows];
     match counts {
         true => norm::squares(exec, x, part.dim, sums, squares),
         false => squares.fill(0.0),

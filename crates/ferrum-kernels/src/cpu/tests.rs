@@ -7,6 +7,7 @@ mod moe;
 mod packed_store;
 mod quant;
 mod rows;
+mod sum_split;
 
 use super::{CpuBackend, CpuConfig, Isa};
 use crate::backend::*;

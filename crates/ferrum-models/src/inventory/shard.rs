@@ -610,6 +610,7 @@ fn split_at(whole: &Range<usize>, parts: &[(Range<usize>, bool)]) -> Option<SumS
         [true] | [true, false] | [true, false, false, false] => &[],
         [true, true] => &[1],
         [true, false, true, false] => &[2],
+        [true, false, true, true] => &[2, 2, 3],
         [true, true, true, true] => &[1, 2, 3],
         _ => return None,
     };

@@ -5,7 +5,7 @@
 //! inputs are [cut](SumSplit), so is what is added: the parts of a token are sums over its experts each, and their tree is the result. That is the
 //! order of ranks which hold a part of every expert's inputs, add up their tokens' experts, and sum over ranks.
 
-use super::product::{ExpertLinear, MAX_PANELS, TASKS_PER_THREAD};
+use super::product::{ExpertLinear, MAX_PANELS};
 use super::rows::PackedRows;
 use super::{CpuExperts, Matrices};
 use crate::exec::{Exec, Scratch};
@@ -22,6 +22,11 @@ use std::ops::Range;
 
 /// Floats of the sums of a task, while a narrower task is possible: they stay in the second-level cache.
 const SUMS_AT_ONCE: usize = 128 << 10;
+
+/// Tasks for each thread, when there are enough panels: a task passes over all experts, so few are as even as many.
+const TASKS_PER_THREAD: usize = 2;
+/// Rows of products that are held at once, where there are as many: those of all experts of a few tokens.
+const STAGE_ROWS: usize = 32;
 
 impl CpuExperts {
     /// Cuts the sums over inputs where each matrix's panels allow it.
@@ -69,19 +74,38 @@ pub fn down(
     let fit = SUMS_AT_ONCE / (parts * tokens * PANEL).max(1);
     let each = (panels / wanted).min(fit.max(2)).clamp(1, MAX_PANELS);
     let sums = parts * tokens * each * PANEL;
+    let most = routing.tokens_per_expert.iter().copied().max();
+    let most = most.map_or(0, |most| usize::try_from(most).unwrap_or(0));
+    let pairs = routing.expert_ids.len();
+    let stage_rows = pairs.min(STAGE_ROWS).max(tokens).max(most.min(pairs));
+    let stage = parts * stage_rows * each * PANEL;
     let x = (x, ExpertInput::PerPair);
-    let packed = PackedRows::new(run, "moe_down", x, &[stack], routing, (0, 2 * sums), shape)?;
-    let Some((rows, _, buffers)) = packed else {
+    let memory = (2 * pairs, sums + stage);
+    let packed = PackedRows::new(run, "moe_down", x, &[stack], routing, memory, shape)?;
+    let Some((rows, sorted, buffers)) = packed else {
+        if !add {
+            out[..tokens * n].fill(0.0);
+        }
         return Ok(());
     };
+    let (sorted_weights, tokens_of) = sorted.split_at_mut(pairs);
+    let tokens_of: &mut [u32] = bytemuck::cast_slice_mut(tokens_of);
+    let places = sorted_weights.iter_mut().zip(&mut *tokens_of);
+    for ((weight, token), &pair) in places.zip(rows.input.ids) {
+        *weight = weights[pair as usize];
+        *token = pair as u32 / shape.top_k as u32;
+    }
     let work = Work {
         stack,
         biases: experts.bias.map(|bias| &bias[..count * n]),
-        weights,
+        weights: sorted_weights,
+        tokens: tokens_of,
         shape,
         parts,
         buffers: SharedMut::new(buffers),
         sums,
+        stage,
+        stage_rows,
         out: SharedMut::new(&mut out[..tokens * n]),
         add,
         rows,
@@ -100,15 +124,19 @@ struct Work<'a> {
     stack: &'a CpuExperts,
     /// `[experts, n]`.
     biases: Option<&'a [f32]>,
-    /// `[pairs]`.
+    /// `[pairs]`, sorted by expert: what each weighs, and its token.
     weights: &'a [f32],
+    tokens: &'a [u32],
     shape: MoeShape,
     /// Most parts that sums are cut into.
     parts: usize,
     /// Of each thread: to decode weights, products of a group, and sums.
     buffers: SharedMut<'a, f32>,
-    /// Floats of the sums, and of the products.
+    /// Floats of the sums.
     sums: usize,
+    /// Floats of products, and rows of them that are held at once: at least those of an expert.
+    stage: usize,
+    stage_rows: usize,
     /// `[tokens, n]`.
     out: SharedMut<'a, f32>,
     add: bool,
@@ -119,35 +147,42 @@ impl Work<'_> {
     fn some(&self, panels: Range<usize>, thread: usize) {
         let (exec, n) = (self.rows.exec, self.shape.experts.n);
         let columns = panels.start * PANEL..(panels.end * PANEL).min(n);
-        let own = self.rows.buffer + 2 * self.sums;
+        let own = self.rows.buffer + self.sums + self.stage;
         // SAFETY: no two running tasks share a thread number.
         let own = unsafe { self.buffers.part(thread * own, own) };
         let (buffer, own) = own.split_at_mut(self.rows.buffer);
-        let (stage, sums) = own.split_at_mut(self.sums);
+        let (stage, sums) = own.split_at_mut(self.stage);
         let width = columns.len();
         let sums = &mut sums[..self.parts * self.shape.tokens * width];
         sums.fill(0.0);
-        for &group in self.rows.groups {
-            let [expert, start, rows] = group;
-            let (split, terms) = self.stack.split(expert);
+        let mut groups = self.rows.groups;
+        while let Some(&[_, first, _]) = groups.first() {
+            // As many experts as have room together, and at least one.
+            let held = groups.iter().take_while(|[_, start, rows]| {
+                *start == first || start + rows - first <= self.stage_rows
+            });
+            let (some, rest) = groups.split_at(held.count());
+            groups = rest;
+            let rows: usize = some.iter().map(|[_, _, rows]| rows).sum();
             let stride = rows * width;
-            let stage = &mut stage[..split.parts() * stride];
-            let products = Columns::from(SharedMut::new(stage), width, (0, columns.start));
-            let product = (0, self.stack, PartSums::Apart(split, stride));
-            self.rows
-                .product(product, group, panels.clone(), buffer, products);
-            let held = expert * n + columns.start..expert * n + columns.end;
+            let stage = &mut stage[..self.parts * stride];
+            let products = SharedMut::new(stage);
+            for &group in some {
+                let (split, _) = self.stack.split(group[0]);
+                let sums = PartSums::Apart(split, stride);
+                let to = Columns::from(products, width, (0, columns.start));
+                let to = to.behind((group[1] - first) * width);
+                self.rows
+                    .product((0, self.stack, sums), group, panels.clone(), buffer, to);
+            }
             exec.level.run(AddProducts {
-                pairs: &self.rows.input.ids[start..][..rows],
-                top_k: self.shape.top_k,
-                tokens: self.shape.tokens,
-                weights: self.weights,
-                bias: self.biases.map(|biases| &biases[held]),
-                split,
-                terms,
+                work: self,
+                groups: some,
+                columns: columns.clone(),
+                first,
+                stride,
                 stage,
-                sums,
-                width,
+                sums: &mut *sums,
             });
         }
         exec.level.run(Finish {
@@ -162,23 +197,18 @@ impl Work<'_> {
     }
 }
 
-/// Adds the products of a group to the sums of its tokens, part by part.
+/// Adds the products of some groups to the sums of their tokens, each part to its own.
 struct AddProducts<'a> {
-    /// The pair of each row.
-    pairs: &'a [i32],
-    top_k: usize,
-    tokens: usize,
-    weights: &'a [f32],
-    /// Of the columns; it belongs to the first part.
-    bias: Option<&'a [f32]>,
-    /// How sums of so many terms are cut.
-    split: SumSplit,
-    terms: usize,
-    /// `[parts, rows, width]`.
+    work: &'a Work<'a>,
+    groups: &'a [[usize; 3]],
+    columns: Range<usize>,
+    /// The place of the first row.
+    first: usize,
+    /// `[parts, rows, columns]`, with so many elements for each part.
     stage: &'a [f32],
-    /// `[parts, tokens, width]`.
+    stride: usize,
+    /// `[parts, tokens, columns]`.
     sums: &'a mut [f32],
-    width: usize,
 }
 
 impl Kernel for AddProducts<'_> {
@@ -186,30 +216,35 @@ impl Kernel for AddProducts<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let width = self.width;
-        let parts = self.stage.chunks_exact(self.pairs.len() * width);
-        let sums = self.sums.chunks_exact_mut(self.tokens * width);
-        for (part, (products, sums)) in parts.zip(sums).enumerate() {
-            if self.split.part(part, self.terms).is_empty() {
-                continue;
-            }
-            let bias = self.bias.filter(|_| part == 0);
-            for (products, &pair) in products.chunks_exact(width).zip(self.pairs) {
-                let pair = pair as usize;
-                let weight = s.splat(self.weights[pair]);
-                let sums = &mut sums[pair / self.top_k * width..][..width];
-                for_vectors(
-                    width,
-                    #[inline(always)]
-                    |at, _| {
-                        let mut product = load_at(s, products, at);
-                        if let Some(bias) = bias {
-                            product = s.add(product, load_at(s, bias, at));
-                        }
-                        let sum = s.fma(weight, product, load_at(s, sums, at));
-                        store_at(s, sums, at, sum);
-                    },
-                );
+        let (work, width) = (self.work, self.columns.len());
+        for &[expert, start, rows] in self.groups {
+            let (split, terms) = work.stack.split(expert);
+            let held = expert * work.shape.experts.n;
+            let held = held + self.columns.start..held + self.columns.end;
+            let bias = work.biases.map(|biases| &biases[held]);
+            let some = |part| !split.part(part, terms).is_empty();
+            for place in start..start + rows {
+                let (weight, token) = (s.splat(work.weights[place]), work.tokens[place]);
+                for part in (0..split.parts()).filter(|&part| some(part)) {
+                    let row = part * self.stride + (place - self.first) * width;
+                    let products = &self.stage[row..][..width];
+                    let sums = (part * work.shape.tokens + token as usize) * width;
+                    let sums = &mut self.sums[sums..][..width];
+                    // It belongs to the first part.
+                    let bias = bias.filter(|_| part == 0);
+                    for_vectors(
+                        width,
+                        #[inline(always)]
+                        |at, _| {
+                            let mut product = load_at(s, products, at);
+                            if let Some(bias) = bias {
+                                product = s.add(product, load_at(s, bias, at));
+                            }
+                            let sum = s.fma(weight, product, load_at(s, sums, at));
+                            store_at(s, sums, at, sum);
+                        },
+                    );
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ use std::ops::Range;
 /// Most panels of a task: a block of them as f32 stays in the second-level cache.
 pub(super) const MAX_PANELS: usize = 8;
 /// Tasks for each thread, when there are enough panels.
-pub(super) const TASKS_PER_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 4;
 
 /// One linear map of all experts.
 #[derive(Clone, Copy)]

@@ -142,11 +142,18 @@ impl PackedMatrix {
         self.shape
     }
 
-    /// Cuts the sums over inputs, unless a cut lies inside a unit, or inputs are in an order of their own: a rank's part then
-    /// has other units.
+    /// Cuts the sums over inputs, unless a cut lies inside a unit or a block, or inputs are in an order of their own: a rank then
+    /// dequantises its part.
     pub(crate) fn split_sums(&mut self, split: SumSplit) {
         self.sums = match self.order {
-            None => split.in_terms_of(UNIT, self.shape.cols),
+            None => {
+                let block = match self.form {
+                    PackedFormat::Blocks(ty) => ty.block_len().max(UNIT),
+                    PackedFormat::Groups(_) => UNIT,
+                };
+                let blocks = split.in_terms_of(block, self.shape.cols);
+                blocks.in_finer_terms(block / UNIT)
+            }
             Some(_) => SumSplit::WHOLE,
         };
     }

@@ -6,7 +6,7 @@ use super::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use super::pack::panel_bytes;
 use super::tile::{self, Decoded, MAX_BYTES, Stored};
 use crate::gemm::tile::PANEL;
-use crate::gemm::{AddColumns, Columns, PartSums, add_part, add_partials};
+use crate::gemm::{AddColumns, Columns, PartSums, add_partials};
 use crate::isa::{ByteKernel, Kernel};
 use crate::math;
 use crate::memory::SharedMut;
@@ -82,22 +82,33 @@ impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
             true => PARTIAL_ROWS / self.product.tile_rows,
         };
         let at_once = (ACTS_AT_ONCE / tile_bytes.max(1)).min(most).max(1);
+        let mut partials = MaybeUninit::uninit();
+        let partials = match self.partials() {
+            false => [&mut [][..], &mut []],
+            true => {
+                let Partials(both) = partials.write(Partials([[0.0; _]; 2]));
+                both.each_mut().map(|one| &mut one[..])
+            }
+        };
+        let partials = partials.map(SharedMut::new);
         let mut panels = self.panels.clone();
         while rows == 1 && panels.len() >= STREAMS {
-            self.direct::<S, 1, STREAMS>(s, panels.start, 0, true);
+            self.direct::<S, 1, STREAMS>(s, panels.start, (0, true), partials);
             panels.start += STREAMS;
         }
         for first in self.tiles.clone().step_by(at_once) {
             let tiles = first..(first + at_once).min(self.tiles.end);
             if const { C::PARTS > 1 } && self.tiles.len() > DIRECT_TILES {
-                self.decoded_tiles(s, tiles);
+                self.decoded_tiles(s, tiles, partials);
                 continue;
             }
             for panel in panels.clone() {
                 for tile in tiles.clone() {
                     let (row, count) = self.rows(tile);
                     let first = tile == tiles.start;
-                    with_byte_rows!(S, count, MR => self.direct::<S, MR, 1>(s, panel, row, first));
+                    with_byte_rows!(S, count, MR => {
+                        self.direct::<S, MR, 1>(s, panel, (row, first), partials);
+                    });
                 }
             }
         }
@@ -139,8 +150,8 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         &self,
         s: S,
         first: usize,
-        row: usize,
-        ahead: bool,
+        (row, ahead): (usize, bool),
+        partials: [SharedMut<'_, f32>; 2],
     ) {
         let Product { weight, acts, .. } = self.product;
         let k = weight.shape.cols;
@@ -149,67 +160,92 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let acts = &acts[row * (k / UNIT) * WORDS..][..k / UNIT * MR * WORDS];
         let unit_bytes = block_bytes::<C, F>() / F::UNITS;
         let ahead = if ahead { unit_bytes } else { 0 };
-        let mut total = [[[s.zero(); MR]; 2]; N];
-        let mut pair = total;
-        let split = self.product.sums.split();
-        for part in 0..split.parts() {
-            let mut sums = [[[s.zero(); MR]; 2]; N];
-            let units = split.part(part, k / UNIT);
-            let some = !units.is_empty();
-            for u in units {
-                for (p, sums) in sums.iter_mut().enumerate() {
-                    let panel = bytes.as_ptr().wrapping_add(p * stride);
-                    let beside = self.stored(panel, u, 0).parts.1;
-                    for line in (0..ahead).step_by(LINE) {
-                        s.prefetch(beside.wrapping_add(AHEAD + line));
-                    }
-                    for (half, sums) in sums.iter_mut().enumerate() {
-                        let weights = self.stored(panel, u, half);
-                        let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
-                        if MR > FEW_ROWS {
-                            acts = s.again(acts);
+        self.each_part(
+            s,
+            partials,
+            (row..row + MR, first..first + N),
+            #[inline(always)]
+            |units, to| {
+                let mut sums = [[[s.zero(); MR]; 2]; N];
+                for u in units {
+                    for (p, sums) in sums.iter_mut().enumerate() {
+                        let panel = bytes.as_ptr().wrapping_add(p * stride);
+                        let beside = self.stored(panel, u, 0).parts.1;
+                        for line in (0..ahead).step_by(LINE) {
+                            s.prefetch(beside.wrapping_add(AHEAD + line));
                         }
-                        // SAFETY: a panel has these units, and the activations have a unit of MR rows for
-                        // each (both sliced so).
-                        unsafe { tile::unit(s, weights, acts, sums) };
+                        for (half, sums) in sums.iter_mut().enumerate() {
+                            let weights = self.stored(panel, u, half);
+                            let mut acts = acts.as_ptr().wrapping_add(u * MR * WORDS);
+                            if MR > FEW_ROWS {
+                                acts = s.again(acts);
+                            }
+                            // SAFETY: a panel has these units, and the activations have a unit of MR rows for
+                            // each (both sliced so).
+                            unsafe { tile::unit(s, weights, acts, sums) };
+                        }
                     }
                 }
-            }
-            match self.product.sums {
-                PartSums::Tree(_) => {
-                    let [sums, pair, total] = [&mut sums, &mut pair, &mut total]
-                        .map(|sums| sums.as_flattened_mut().as_flattened_mut());
-                    add_part(s, (part, some), sums, pair, total);
+                for (p, sums) in sums.iter().enumerate() {
+                    for (half, sums) in sums.iter().enumerate() {
+                        self.each_row::<MR>(
+                            to,
+                            (first + p, half),
+                            row,
+                            #[inline(always)]
+                            |r, out| {
+                                math::store_at(s, out, 0, sums[r]);
+                            },
+                        );
+                    }
                 }
-                PartSums::Apart(_, stride) => {
-                    let columns = self.product.columns.behind(part * stride);
-                    self.store::<S, MR, N>(s, columns, (first, row), &sums);
-                }
-            }
-        }
-        if let PartSums::Tree(_) = self.product.sums {
-            self.store::<S, MR, N>(s, self.product.columns, (first, row), &total);
-        }
+            },
+        );
     }
 
-    /// Writes the sums of `N` panels, from number `first`, of the tile that begins with `row`.
+    /// Calls `f` with the units of each part, and to where it writes their sums of some rows and panels, and adds up sums of parts where that is
+    /// wanted.
     #[inline(always)]
-    fn store<S: ByteProducts, const MR: usize, const N: usize>(
+    fn each_part<S: ByteProducts>(
         &self,
         s: S,
-        columns: Columns<'_>,
-        (first, row): (usize, usize),
-        sums: &[[[S::V; MR]; 2]; N],
+        partials: [SharedMut<'_, f32>; 2],
+        (rows, panels): (Range<usize>, Range<usize>),
+        mut f: impl FnMut(Range<usize>, Columns<'_>),
     ) {
-        for (p, sums) in sums.iter().enumerate() {
-            for (half, sums) in sums.iter().enumerate() {
-                self.each_row::<MR>(
-                    columns,
-                    (first + p, half),
-                    row,
+        let Product {
+            weight,
+            sums,
+            columns: out,
+            ..
+        } = self.product;
+        let MatShape { rows: n, cols: k } = weight.shape;
+        let columns = panels.start * PANEL..(panels.end * PANEL).min(n);
+        let places = (panels.len() * PANEL, (rows.start, columns.start));
+        let [left, right] = partials.map(|place| Columns::from(place, places.0, places.1));
+        let split = sums.split();
+        for part in 0..split.parts() {
+            let units = split.part(part, k / UNIT);
+            assert!(units.end <= k / UNIT, "a cut behind the last unit");
+            let some = !units.is_empty();
+            let to = match sums {
+                PartSums::Tree(_) => [out, left, left, right][part],
+                PartSums::Apart(_, stride) => out.behind(part * stride),
+            };
+            if some {
+                f(units, to);
+            }
+            if self.partials() {
+                add_partials(
+                    part,
+                    some,
+                    [left, right],
+                    out,
                     #[inline(always)]
-                    |r, out| {
-                        math::store_at(s, out, 0, sums[r]);
+                    |from, to| {
+                        let (rows, columns) = (rows.clone(), columns.clone());
+                        // SAFETY: partial sums are memory of this task, and apart; in the result, it has its panels and tiles for itself.
+                        unsafe { AddColumns::new((from, to), rows, columns) }.run(s);
                     },
                 );
             }
@@ -241,56 +277,33 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
 
     /// Some tiles, from units of panels that are decoded first; at most [`PARTIAL_ROWS`] rows where sums are cut.
     #[inline(always)]
-    fn decoded_tiles<S: ByteProducts>(&self, s: S, tiles: Range<usize>) {
-        let Product {
-            weight,
-            columns: out,
-            ..
-        } = self.product;
-        let (split, units) = (self.product.sums.split(), weight.shape.cols / UNIT);
+    fn decoded_tiles<S: ByteProducts>(
+        &self,
+        s: S,
+        tiles: Range<usize>,
+        partials: [SharedMut<'_, f32>; 2],
+    ) {
         let mut decoded = DecodedUnits([MaybeUninit::uninit(); _]);
-        let mut partials = MaybeUninit::uninit();
-        let partials = match self.partials() {
-            false => [&mut [][..], &mut []],
-            true => {
-                let Partials(both) = partials.write(Partials([[0.0; _]; 2]));
-                both.each_mut().map(|one| &mut one[..])
-            }
-        };
-        let partials = partials.map(SharedMut::new);
-        let rows =
-            self.rows(tiles.start).0..(tiles.end * self.product.tile_rows).min(self.product.rows);
+        let Product {
+            tile_rows, rows, ..
+        } = self.product;
+        let rows = tiles.start * tile_rows..(tiles.end * tile_rows).min(rows);
         for panel in self.panels.clone() {
-            let first = panel * PANEL;
-            let columns = first..(first + PANEL).min(weight.shape.rows);
-            let [left, right] =
-                partials.map(|place| Columns::from(place, PANEL, (rows.start, first)));
-            for part in 0..split.parts() {
-                let to = match self.product.sums {
-                    PartSums::Tree(_) => [out, left, left, right][part],
-                    PartSums::Apart(_, stride) => out.behind(part * stride),
-                };
-                let units = split.part(part, units);
-                for first in units.clone().step_by(UNITS_AT_ONCE) {
-                    let some = first..(first + UNITS_AT_ONCE).min(units.end);
-                    let next = self.decode(s, panel, some.clone(), &mut decoded);
-                    let add = first > units.start;
-                    self.tiles(s, (panel, some, to, add), tiles.clone(), &decoded, next);
-                }
-                let add = |from, to| {
-                    let (rows, columns) = (rows.clone(), columns.clone());
-                    AddColumns {
-                        from,
-                        to,
-                        rows,
-                        columns,
+            let place = (rows.clone(), panel..panel + 1);
+            self.each_part(
+                s,
+                partials,
+                place,
+                #[inline(always)]
+                |units, to| {
+                    for first in units.clone().step_by(UNITS_AT_ONCE) {
+                        let some = first..(first + UNITS_AT_ONCE).min(units.end);
+                        let next = self.decode(s, panel, some.clone(), &mut decoded);
+                        let add = first > units.start;
+                        self.tiles(s, (panel, some, to, add), tiles.clone(), &decoded, next);
                     }
-                    .run(s);
-                };
-                if self.partials() {
-                    add_partials(part, !units.is_empty(), [left, right], out, add);
-                }
-            }
+                },
+            );
         }
     }
 

@@ -1,8 +1,8 @@
 // What ranks do with what they have gathered of each other: sums as balanced trees, and norms of rows that they share.
 #include "common.cuh"
 
-// Sums of complete trees that wait for their right neighbour: enough for 64 ranks.
-constexpr int MAX_TREES = 7;
+// Sums of complete trees that wait for their right neighbour: enough for 1024 ranks, the most of a group.
+constexpr int MAX_TREES = 11;
 
 // The sum of value(0) to value(ranks - 1), with the order of a balanced tree: neighbours first, then pairs.
 template <typename Value> __device__ float tree_sum(int ranks, Value value) {
