@@ -265,8 +265,7 @@ fn processes_that_were_started_together_are_ranks() {
 #[cfg(feature = "mpi")]
 mod processes {
     use super::{
-        TOLERANCE, difference, fixture, greedy, is_refusal, json, logits, logits_on, ok, threads,
-        words,
+        difference, fixture, greedy, is_refusal, json, logits, logits_on, ok, threads, words,
     };
     use crate::command::mpirun;
     use crate::job::{FERRUM, await_end, complete, complete_with, descendants, kill_a_rank, serve};

@@ -184,7 +184,8 @@ pub fn moe_product<B: BackendMoeFused>(
     Ok(lens)
 }
 
-/// [`moe_down`](crate::BackendMoeFused::moe_down) with a stack of this shape. `out` of the sizes is that of the result.
+/// [`moe_down`](crate::BackendMoeFused::moe_down) with a stack of this shape: what is wrong is said of the two ops that it is made of,
+/// as the provided method does. `out` of the sizes is that of the result.
 pub fn moe_down<B: BackendMoeFused>(
     x: &Act<B>,
     experts: (ExpertProjection<'_, B>, ExpertShape),
@@ -193,13 +194,16 @@ pub fn moe_down<B: BackendMoeFused>(
     out: &Act<B>,
     shape: MoeShape,
 ) -> Result<MoeLen> {
-    let op = "moe_down";
     let input = (x, ExpertInput::PerPair);
-    let lens = moe_product(op, input, &[experts], routing, pairs, shape)?;
-    len(op, "weights", &weights.weights, lens.pairs)?;
-    let sums = elements(op, &[shape.tokens, shape.experts.n])?;
-    len(op, "out", out, sums)?;
-    Ok(MoeLen { out: sums, ..lens })
+    let lens = moe_product("moe_gemm", input, &[experts], routing, pairs, shape)?;
+    let ExpertShape { experts, n, .. } = shape.experts;
+    let route = RouteShape::softmax(shape.tokens, experts, shape.top_k);
+    let op = "moe_weighted_sum";
+    let sums = weighted_sum(op, pairs, weights, ("out", out), route, n)?;
+    Ok(MoeLen {
+        out: sums.out,
+        ..lens
+    })
 }
 
 /// [`moe_scale_weights`](crate::BackendMoeFused::moe_scale_weights): the number of pairs.

@@ -25,8 +25,8 @@ enum Matrix {
 }
 
 impl Matrix {
-    fn floats(dtype: SrcDtype) -> Self {
-        let values = Random::new(5).vec(OUTPUTS * INPUTS);
+    fn floats(dtype: SrcDtype, rows: usize) -> Self {
+        let values = Random::new(5).vec(rows * INPUTS);
         let bytes = values.iter().flat_map(|&x| match dtype {
             SrcDtype::F32 => x.to_le_bytes().to_vec(),
             SrcDtype::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
@@ -117,7 +117,8 @@ fn tree(split: SumSplit, of: impl Fn(std::ops::Range<usize>, usize) -> Vec<f32>)
 fn products_are_trees_of_those_of_parts() {
     let native = GgufQuantType::all().filter(|ty| CpuBackend::is_native(*ty));
     let blocks = native.filter_map(|ty| Matrix::blocks(ty, OUTPUTS));
-    let floats = [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16].map(Matrix::floats);
+    let floats =
+        [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16].map(|dtype| Matrix::floats(dtype, OUTPUTS));
     let all: Vec<_> = blocks.chain(floats).collect();
     assert!(all.len() > 8);
     let x = Random::new(9).vec(ROWS[ROWS.len() - 1] * INPUTS);
@@ -226,7 +227,10 @@ fn sums_over_experts_are_trees_of_those_of_parts() {
         (GgufQuantType::F32, 1, 90),
     ] {
         let pairs = tokens * top_k;
-        let matrix = Matrix::blocks(ty, EXPERTS * N).unwrap();
+        let matrix = match ty {
+            GgufQuantType::F32 => Matrix::floats(SrcDtype::F32, EXPERTS * N),
+            ty => Matrix::blocks(ty, EXPERTS * N).unwrap(),
+        };
         // Best first, which is not in ascending order.
         let ids: Vec<i32> = (0..pairs)
             .map(|pair| ((pair / top_k + 3 * (pair % top_k)) % EXPERTS) as i32)
