@@ -39,7 +39,6 @@ mod state;
 mod tests;
 mod timer;
 
-#[cfg(feature = "cuda")]
 pub(crate) use self::collective::host as host_collectives;
 pub(crate) use self::collective::join_once;
 pub use self::collective::{
