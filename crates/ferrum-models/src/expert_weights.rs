@@ -4,10 +4,8 @@
 //! stacks to them, of which `experts.rs` computes.
 
 use crate::experts::{
-    ExpertSource, ExpertStacks, Experts, PerHeadLinear, StackedExperts, StackedHeads,
+    ExpertSource, ExpertStacks, ExpertSums, Experts, PerHeadLinear, StackedExperts, StackedHeads,
 };
-use crate::inventory::RankShard;
-use crate::rank_index::RankIndex;
 use crate::spec::MoeSpec;
 use crate::weights::{Dequantized, Native, Prepared, WeightForm, experts_are_floats, float_part};
 use ferrum_kernels::{
@@ -156,12 +154,12 @@ where
     fn experts(
         stacks: ExpertStacks<B, B::Experts>,
         spec: &MoeSpec,
-        cut: &RankShard,
+        sums: ExpertSums<B>,
     ) -> Box<dyn Experts<B>> {
         Box::new(StackedExperts {
             stacks,
             spec: spec.clone(),
-            place: (!cut.is_whole()).then(|| RankIndex::of(cut)),
+            sums,
         })
     }
 

@@ -5,12 +5,13 @@
 //! this module.
 
 use crate::expert_relayout::ReorderedExperts;
+use crate::input_gather::InputGather;
 use crate::rank_index::RankIndex;
 use crate::spec::{DecoderSpec, FeedForwardSpec, MoeSpec};
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendMoeFused, ExpertInput, ExpertProjection, ExpertScore,
-    ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp, RouteShape,
-    RowShape,
+    Act, Backend, BackendCollective, BackendGraph, BackendMoeFused, ExpertInput, ExpertProjection,
+    ExpertScore, ExpertShape, GgufRows, Logits, MoeRouting, MoeShape, QuantWeights, ReduceOp,
+    RouteShape, RowShape,
 };
 use ferrum_types::{Error, Result};
 
@@ -96,11 +97,20 @@ impl<B: BackendMoeFused> ExpertStack<B, B::Experts> {
 pub(crate) struct StackedExperts<B: BackendMoeFused> {
     pub(crate) stacks: ExpertStacks<B, B::Experts>,
     pub(crate) spec: MoeSpec,
-    /// The rank that holds some of the elements between their projections, if it is one of several.
-    pub(crate) place: Option<RankIndex>,
+    pub(crate) sums: ExpertSums<B>,
 }
 
-impl<B: BackendMoeFused + BackendCollective> Experts<B> for StackedExperts<B> {
+/// How ranks share the projection of experts that follows the activation.
+pub enum ExpertSums<B: Backend> {
+    /// There is one rank.
+    Whole,
+    /// Each rank has some of the elements before it: what ranks make of them is summed.
+    Reduced(RankIndex),
+    /// Each makes some of its outputs.
+    Gathered(InputGather<B>),
+}
+
+impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for StackedExperts<B> {
     fn forward(
         &self,
         ctx: &mut B::Context,
@@ -144,7 +154,7 @@ impl<B: BackendMoeFused + BackendCollective> Experts<B> for StackedExperts<B> {
     }
 }
 
-impl<B: BackendMoeFused + BackendCollective> StackedExperts<B> {
+impl<B: BackendMoeFused + BackendCollective + BackendGraph> StackedExperts<B> {
     /// Maps `[n, k]` of so many experts for each of so many rows.
     fn shape(&self, (tokens, top_k): (usize, usize), (n, k): (usize, usize)) -> MoeShape {
         let experts = self.spec.experts;
@@ -167,20 +177,31 @@ impl<B: BackendMoeFused + BackendCollective> StackedExperts<B> {
         tokens: usize,
     ) -> Result<()> {
         let Self { stacks, spec, .. } = self;
-        let size = (stacks.hidden, spec.intermediate);
-        let shape = self.shape((tokens, spec.top_k), size);
+        let shape = |size| self.shape((tokens, spec.top_k), size);
+        let own = shape((stacks.hidden, spec.intermediate));
         let maps = stacks.down.projection();
         let len = tokens * stacks.hidden;
-        let Some(place) = self.place else {
-            return B::moe_down(ctx, gated, maps, routing, pairs, (out, add), shape);
-        };
-        place.check::<B>(ctx)?;
-        let sums = match add {
+        let all = match add {
             true => &mut *branch,
             false => &mut *out,
         };
-        B::moe_down(ctx, gated, maps, routing, pairs, (&mut *sums, false), shape)?;
-        B::all_reduce(ctx, sums, len, ReduceOp::Sum)?;
+        match &self.sums {
+            ExpertSums::Whole => {
+                return B::moe_down(ctx, gated, maps, routing, pairs, (out, add), own);
+            }
+            ExpertSums::Reduced(place) => {
+                place.check::<B>(ctx)?;
+                B::moe_down(ctx, gated, maps, routing, pairs, (&mut *all, false), own)?;
+                B::all_reduce(ctx, all, len, ReduceOp::Sum)?;
+            }
+            ExpertSums::Gathered(gather) => {
+                let part = shape((gather.own_outputs(), gather.in_features()));
+                let gated = (gated, tokens * spec.top_k);
+                gather.forward(ctx, gated, (all, tokens), |ctx, gated, out| {
+                    B::moe_down(ctx, gated, maps, routing, pairs, (out, false), part)
+                })?;
+            }
+        }
         match add {
             true => B::add_inplace(ctx, out, branch, len),
             false => Ok(()),

@@ -20,6 +20,7 @@ mod experts;
 pub mod families;
 mod group;
 mod images;
+mod input_gather;
 mod inventory;
 mod kv_blocks;
 mod kv_layer;
@@ -61,10 +62,10 @@ pub use families::{Family, family_for};
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};
 pub use inventory::{
-    DecoderTensor, ExpertNames, ExpertNormNames, FusedExperts, FusedNames, HeadRows,
-    LinearAttentionNames, MlaNames, PerLayerNames, ProductRows, RankShard, RowRuns, ShardAxis,
-    ShardBoundaries, ShardUnit, SharedNames, StackLayout, Stage, TensorId, TensorLocation,
-    TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
+    DecoderTensor, ExpertNames, ExpertNormNames, FusedExperts, FusedNames, GatheredProduct,
+    HeadRows, InputBoundaries, LinearAttentionNames, MlaNames, PerLayerNames, ProductRows,
+    RankShard, RowRuns, ShardAxis, ShardBoundaries, ShardUnit, SharedNames, StackLayout, Stage,
+    TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, TensorSlice, WeightNames,
 };
 pub use kv_blocks::{KvBlockLayout, KvBlockPart, StateLayout};
 pub use linear::{Embedding, Linear, LogitLinear, MatrixLinear};

@@ -2,7 +2,7 @@
 //!
 //! In a group, a rank's maps are those of Megatron-LM (Shoeybi et al., 2019). A column-parallel map holds some of the
 //! output features, and is a [`MatrixLinear`] like any other; [`RowParallelLinear`] holds the input features that
-//! come of them and sums over ranks. [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
+//! come of them and sums over ranks, or is a [`GatheredLinear`](crate::input_gather::GatheredLinear). [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
 //! vocabulary. The forward path sees none of that.
 
 use crate::inventory::RankShard;
@@ -166,15 +166,15 @@ impl<B: BackendCollective, W: WeightForm<B>> Linear<B> for RowParallelLinear<B, 
 }
 
 /// Memory that grows to the largest need and stays. The threads of a group never share one.
-struct GrowableBuffer<T>(Mutex<Vec<T>>);
+pub(crate) struct GrowableBuffer<T>(Mutex<Vec<T>>);
 
 impl<T: DeviceBuffer> GrowableBuffer<T> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
     /// Calls `f` with a buffer for `rows` rows of `dim` elements, which `device` makes.
-    fn with<B: BackendGraph, R>(
+    pub(crate) fn with<B: BackendGraph, R>(
         &self,
         device: &B,
         (rows, dim): (usize, usize),

@@ -6,7 +6,8 @@
 
 mod attention;
 
-use crate::experts::{ExpertSource, ExpertStack, ExpertStacks};
+use crate::experts::{ExpertSource, ExpertStack, ExpertStacks, ExpertSums};
+use crate::input_gather::{GatherScratch, GatheredLinear, InputGather};
 use crate::inventory::{
     DecoderTensor, Projection, RankShard, ShardAxis, Stage, TensorId, TensorRole, TensorShape,
 };
@@ -24,7 +25,7 @@ use crate::rank_index::RankIndex;
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec};
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};
-use crate::weights::{Prepared, WeightForm, no_experts};
+use crate::weights::{Prepared, WeightForm, WeightPolicy, no_experts};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
 use ferrum_types::{Error, Result, SrcDtype, SumSplit};
 use std::marker::PhantomData;
@@ -40,7 +41,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = model.whole();
+    let whole = model.whole(WeightPolicy::of::<B, W>());
     load_rank_weights::<B, W>(device, model, &whole, progress)
 }
 
@@ -48,8 +49,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
 /// [`RankShard::rank_spec`], on a context that has [joined](ferrum_kernels::BackendCollective::join) the group.
 ///
 /// Each rank reads its own slices of the file. A slice that begins or ends inside a block of its format is dequantised
-/// to f32; [`Model::shard`] avoids that where it has the choice, which is everywhere but at the heads of the attention's
-/// output projection.
+/// to f32; [`Model::shard`] avoids that where it can.
 ///
 /// # Errors
 /// As [`load_weights`].
@@ -73,7 +73,7 @@ pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
     stage: &Stage,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = model.whole();
+    let whole = model.whole(WeightPolicy::of::<B, W>());
     load_part::<B, W>(device, model, (&whole, stage), progress)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn load_layer<B: LlmBackend, W: WeightForm<B>>(
     if !W::EXPERTS && has_experts {
         return Err(no_experts::<B>());
     }
-    let cut = model.whole();
+    let cut = model.whole(WeightPolicy::of::<B, W>());
     let mut loader = Loader::<B, W>::new(device, model, &cut);
     loader.layer(index, layer)
 }
@@ -194,6 +194,7 @@ struct Loader<'a, 'p, B: LlmBackend, W> {
     progress: Option<LoadProgress<'p>>,
     done: u64,
     total: u64,
+    gather_scratch: Arc<GatherScratch<B>>,
     form: PhantomData<W>,
 }
 
@@ -207,6 +208,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             progress: None,
             done: 0,
             total: model.tensors().total_bytes(),
+            gather_scratch: Arc::new(GatherScratch::new()),
             form: PhantomData,
         }
     }
@@ -372,7 +374,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         };
         Ok(MoeWeights {
             router,
-            experts: W::experts(stacks, moe, self.cut),
+            experts: W::experts(stacks, moe, self.expert_sums(&down.1)),
             shared,
             norms,
         })
@@ -403,7 +405,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     ) -> Result<SharedExpertWeights<B>> {
         let at = |role| TensorId::in_layer(index, role);
         let down = self.linear(&[at(TensorRole::SharedDown)])?;
-        let down = self.row_parallel(down);
+        let down = self.row_parallel(at(TensorRole::SharedDown), down);
         let gate_up = [TensorRole::SharedGate, TensorRole::SharedUp].map(at);
         let gate: Option<Box<dyn LogitLinear<B>>> = match spec.gated {
             true => Some(Box::new(self.linear(&[at(TensorRole::SharedRouter)])?)),
@@ -424,7 +426,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
     fn expert_maps(&mut self, stack: &StoredStack<'a>) -> Result<ExpertStack<B, W::Stack>> {
         let (bias, is_sum) = (
             stack.1.id.bias(),
-            stack.1.shard_axis() == ShardAxis::Columns,
+            self.cut.axis(&stack.1) == ShardAxis::Columns,
         );
         let bias = match self.model.spec.tensor(bias) {
             None => None,
@@ -462,22 +464,37 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         let maps = projection.maps(&self.model.spec, index);
         let ids: Vec<_> = maps.iter().map(|tensor| tensor.id).collect();
         let part = self.linear(&ids)?;
-        let summed = maps
-            .iter()
-            .any(|map| map.shard_axis() == ShardAxis::Columns);
-        Ok(match summed {
-            true => self.row_parallel(part),
-            false => Box::new(part),
+        let summed = |map: &&DecoderTensor| map.shard_axis() == ShardAxis::Columns;
+        Ok(match maps.iter().find(summed) {
+            Some(map) => self.row_parallel(map.id, part),
+            None => Box::new(part),
         })
     }
 
-    /// A map whose inputs are cut.
-    fn row_parallel(&self, mut part: MatrixLinear<B, W>) -> Box<dyn Linear<B>> {
+    /// A map whose inputs are dealt out.
+    fn row_parallel(&self, id: TensorId, mut part: MatrixLinear<B, W>) -> Box<dyn Linear<B>> {
         if self.cut.is_whole() {
             return Box::new(part);
         }
         let (bias, place) = (part.bias.take(), RankIndex::of(self.cut));
-        Box::new(RowParallelLinear { part, bias, place })
+        match self.gather(id) {
+            Some(gather) => Box::new(GatheredLinear { part, bias, gather }),
+            None => Box::new(RowParallelLinear { part, bias, place }),
+        }
+    }
+
+    /// The exchanges around the product with a matrix over inputs of all ranks, if it is one.
+    fn gather(&self, id: TensorId) -> Option<InputGather<B>> {
+        let product = self.cut.gathered(id)?;
+        Some(InputGather::new(product, self.cut, &self.gather_scratch))
+    }
+
+    fn expert_sums(&self, down: &DecoderTensor) -> ExpertSums<B> {
+        match self.gather(down.id) {
+            Some(gather) => ExpertSums::Gathered(gather),
+            None if self.cut.is_whole() => ExpertSums::Whole,
+            None => ExpertSums::Reduced(RankIndex::of(self.cut)),
+        }
     }
 
     /// One product of maps with equally many inputs, with the biases of those that have one.

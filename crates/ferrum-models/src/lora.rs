@@ -125,6 +125,8 @@ type Parts<'a> = [Option<Placed<'a>>; Projection::MAPS];
 
 impl<B: LlmBackend> Adapter<B> {
     fn load(device: &B, (cut, stage): (&RankShard, &Stage), folder: &LoraFolder) -> Result<Self> {
+        // Their numbers are computed on in f32, which can be cut anywhere.
+        let cut = &cut.clone().without_gathers();
         let spec = cut.whole_spec();
         check_architecture(spec, folder)?;
         let mut found: Vec<[Parts<'_>; Projection::COUNT]> =

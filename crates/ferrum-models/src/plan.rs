@@ -123,7 +123,8 @@ fn part_memory_plan<K: KvDtypeKind>(
     let mla = MlaWidths::of(spec).map_or(0, MlaWidths::elements);
     let gates = gate_widths(spec).map_or(0, |[output, state]| output + state);
     let per_layer = spec.per_layer.as_ref().map_or(0, PerLayerSpec::elements);
-    let widths = widths.iter().sum::<usize>() + mla + moe + gates + per_layer + packed;
+    let gathered = cut.gathered_widths().iter().sum::<usize>();
+    let widths = widths.iter().sum::<usize>() + mla + moe + gates + per_layer + packed + gathered;
     // Logits are held on the device and once more where the sampler reads them.
     let logits = match stage.is_last() {
         true => 2 * config.max_logit_rows * spec.vocab_size,

@@ -6,7 +6,7 @@ use ferrum_types::{Error, Result};
 
 /// Which rank of how many a weight was cut for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RankIndex {
+pub struct RankIndex {
     rank: usize,
     ranks: usize,
 }
@@ -17,6 +17,11 @@ impl RankIndex {
             rank: cut.rank(),
             ranks: cut.ranks(),
         }
+    }
+
+    /// This rank's of what all ranks have.
+    pub(crate) fn of_rank(self, all: &[usize]) -> usize {
+        all.get(self.rank).copied().unwrap_or(0)
     }
 
     /// A context of another rank would give the sums of other weights.

@@ -4,11 +4,11 @@ use crate::checkpoint::{Checkpoint, block_type};
 use crate::expert_relayout::ReorderedExperts;
 use crate::experts::ExpertSource;
 use crate::inventory::{
-    DecoderTensor, RankShard, RowRuns, ShardAxis, ShardBoundaries, ShardUnit, StackLayout,
-    TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
+    DecoderTensor, InputBoundaries, RankShard, RowRuns, ShardAxis, ShardBoundaries, ShardUnit,
+    StackLayout, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
 };
 use crate::model::Model;
-use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders};
+use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders, names_groups};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};
 use ferrum_kernels::{ExpertShape, GgufRows, MatShape, QuantWeights};
@@ -321,13 +321,14 @@ impl Model {
         Ok((values, bytes))
     }
 
-    /// What rank `rank` of `ranks` holds of the model. Parts end where the formats of the weights can be cut, as far
-    /// as there are enough such places; elsewhere the loader dequantises what it has to.
+    /// What rank `rank` of `ranks` holds of the model, on devices that keep weights as `policy` says. Parts end where the formats of the
+    /// weights can be cut, as far as there are enough such places. Elsewhere ranks [gather](crate::GatheredProduct) the inputs of a product
+    /// with such a weight, and the loader dequantises what is left.
     ///
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
-    pub fn shard(&self, rank: usize, ranks: usize) -> Result<RankShard> {
-        let borders = self.shard_boundaries();
+    pub fn shard(&self, policy: WeightPolicy, (rank, ranks): (usize, usize)) -> Result<RankShard> {
+        let borders = self.shard_boundaries(policy);
         RankShard::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
             Error::Model(format!("{path}: {reason}"))
@@ -364,15 +365,16 @@ impl Model {
         all.map(|tensor| tensor.id).collect()
     }
 
-    /// What one device holds, whose sums are cut as those of ranks would be.
-    pub(crate) fn whole(&self) -> RankShard {
-        RankShard::whole_with_splits(&self.spec, &self.shard_boundaries())
+    /// What one device holds that keeps weights as `policy` says, and whose sums are cut as those of ranks would be.
+    pub(crate) fn whole(&self, policy: WeightPolicy) -> RankShard {
+        RankShard::whole_with_splits(&self.spec, &self.shard_boundaries(policy))
     }
 
     /// Where all tensors can be cut of which the same is dealt out: between groups and pairs of inputs, else between packing
     /// units.
-    fn shard_boundaries(&self) -> ShardBoundaries {
+    fn shard_boundaries(&self, policy: WeightPolicy) -> ShardBoundaries {
         let mut all: BTreeMap<(Option<usize>, ShardUnit), SplitPoints> = BTreeMap::new();
+        let mut inputs = BTreeMap::new();
         for tensor in self.spec.tensors() {
             let Some(unit) = tensor.shard_unit() else {
                 continue;
@@ -385,11 +387,34 @@ impl Model {
                     _ => rows,
                 });
             };
+            let mut own = (SplitPoints::default(), SplitPoints::default());
+            let mut is_ordered = false;
+            let mut join_own = |weights: &QuantWeights<'_>, (rows, columns)| {
+                own = (own.0.and(rows), own.1.and(columns));
+                is_ordered |= names_groups(weights);
+                join((rows, columns));
+            };
             // A matrix that cannot be read is for the loader to report.
-            match self.stored(&tensor) {
-                Ok(Stored::Matrix(matrix)) => join(matrix.borders()),
-                Ok(Stored::Experts(source)) => source.each(|weights| join(borders(&weights, cols))),
-                Ok(Stored::Vector) | Err(_) => {}
+            let kept = match self.stored(&tensor) {
+                Ok(Stored::Matrix(matrix)) => {
+                    join_own(&matrix.weights, matrix.borders());
+                    policy.keeps(&matrix.weights)
+                }
+                Ok(Stored::Experts(source)) => {
+                    source.each(|weights| join_own(&weights, borders(&weights, cols)));
+                    policy.keeps_experts(&source)
+                }
+                Ok(Stored::Vector) | Err(_) => false,
+            };
+            if kept && tensor.shard_axis() == ShardAxis::Columns {
+                let (rows, columns) = own;
+                // Devices may take inputs by twos.
+                let is_cut = !is_ordered && cols.is_multiple_of(2);
+                let at = InputBoundaries {
+                    inputs: is_cut.then_some(columns.even_groups()),
+                    outputs: vec![rows.groups, rows.units],
+                };
+                inputs.insert(tensor.id, at);
             }
         }
         let of = |layer, unit| {
@@ -406,6 +431,7 @@ impl Model {
             channels: in_layers(ShardUnit::Channels),
             intermediate: in_layers(ShardUnit::Intermediate),
             shared: in_layers(ShardUnit::SharedIntermediate),
+            inputs,
         }
     }
 

@@ -31,7 +31,7 @@ impl MatShard {
     /// What a rank holds of a matrix of this shape, or of each such matrix of a stack.
     pub(crate) fn held(cut: &RankShard, tensor: &DecoderTensor, shape: MatShape) -> Self {
         let (rows, cols, part) = (0..shape.rows, 0..shape.cols, cut.slice(tensor).range);
-        match tensor.shard_axis() {
+        match cut.axis(tensor) {
             ShardAxis::Columns => Self { rows, cols: part },
             ShardAxis::Rows | ShardAxis::Vocabulary => Self { rows: part, cols },
             ShardAxis::Matrices | ShardAxis::Replicated => Self { rows, cols },
@@ -302,6 +302,16 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, 
             )
         }
     }
+}
+
+/// Whether groups are not runs of inputs as they lie (`desc_act` of GPTQ), so that those of a slice are parts of them all.
+pub(crate) fn names_groups(weights: &QuantWeights<'_>) -> bool {
+    let groups = match weights {
+        QuantWeights::Gptq(layer) => named_groups(layer.g_idx, layer.group_size),
+        QuantWeights::PackQuantized(layer) => named_groups(layer.g_idx, layer.group_size),
+        QuantWeights::Gguf(_) | QuantWeights::Awq(_) | QuantWeights::Fp8(_) => None,
+    };
+    groups.is_some()
 }
 
 /// The smallest slice around `at` that can be cut without being dequantised.

@@ -6,8 +6,7 @@
 //!
 //! [`Embedding`]: crate::Embedding
 
-use crate::experts::{ExpertSource, ExpertStacks, Experts, PerHeadLinear};
-use crate::inventory::RankShard;
+use crate::experts::{ExpertSource, ExpertStacks, ExpertSums, Experts, PerHeadLinear};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
     Act, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend, QuantWeights,
@@ -70,11 +69,11 @@ pub trait WeightForm<B: Backend>: 'static {
     /// As [`BackendMoeFused::split_expert_sums`](ferrum_kernels::BackendMoeFused::split_expert_sums).
     fn split_stack_sums(stack: &mut Self::Stack, split: SumSplit);
 
-    /// The experts of one layer, of what a rank holds of their stacks.
+    /// The experts of one layer, of what a rank holds of their stacks, and how ranks share their sums.
     fn experts(
         stacks: ExpertStacks<B, Self::Stack>,
         spec: &MoeSpec,
-        cut: &RankShard,
+        sums: ExpertSums<B>,
     ) -> Box<dyn Experts<B>>;
 
     /// The linear layers of a layer's heads, of a stack that was loaded.
@@ -169,7 +168,7 @@ macro_rules! without_experts {
         fn experts(
             stacks: ExpertStacks<$b, Infallible>,
             _: &MoeSpec,
-            _: &RankShard,
+            _: ExpertSums<$b>,
         ) -> Box<dyn Experts<$b>> {
             match stacks.gate.matrices {}
         }

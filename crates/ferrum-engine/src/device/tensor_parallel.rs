@@ -16,7 +16,7 @@ use ferrum_kernels::{
 };
 use ferrum_models::{
     KvLayout, LoadProgress, MemoryPlan, Model, ModelRunner, RunnerConfig, RunnerGroup, WeightForm,
-    follow, rank_memory_plan, rank_runner,
+    WeightPolicy, follow, rank_memory_plan, rank_runner,
 };
 use ferrum_types::{Dtype, Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -352,11 +352,13 @@ impl Ranks {
 /// # Errors
 /// [`Error::Model`] says what is too small, and for how many ranks the model can be cut.
 pub fn check_shard(model: &Model, ranks: usize) -> Result<()> {
-    let Err(error) = model.shard(0, ranks) else {
+    // What can be cut does not depend on what a device keeps.
+    let shard = |ranks| model.shard(WeightPolicy::floats(), (0, ranks));
+    let Err(error) = shard(ranks) else {
         return Ok(());
     };
     let most = (1..ranks.min(MAX_RANKS)).rev();
-    let most = most.into_iter().find(|&n| model.shard(0, n).is_ok());
+    let most = most.into_iter().find(|&n| shard(n).is_ok());
     Err(Error::Model(format!(
         "{error}\nhint: this model can be cut for 1 to {} ranks",
         most.unwrap_or(1)
@@ -465,7 +467,7 @@ impl BackendDispatch {
         check_shard(model, ranks)?;
         let policy = self.weight_policy(model);
         let plan = |rank| {
-            let cut = &model.shard(rank, ranks)?;
+            let cut = &model.shard(policy, (rank, ranks))?;
             let plan = match kv {
                 KvDtype::F32 => rank_memory_plan::<KvF32>(model, policy, config, cut),
                 KvDtype::F16 => rank_memory_plan::<KvFp16>(model, policy, config, cut),

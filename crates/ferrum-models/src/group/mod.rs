@@ -16,7 +16,7 @@ use crate::progress::LoadProgress;
 use crate::readback::{Readback, StepOutput, Ticket};
 use crate::runner::{DecoderRunner, ModelRunner, RunnerConfig};
 use crate::spec::DecoderSpec;
-use crate::weights::WeightForm;
+use crate::weights::{WeightForm, WeightPolicy};
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::{
     BackendKvDtype, BatchInvariance, GroupCall, GroupHandle, KvDtypeKind, LlmBackend, LocalGroup,
@@ -321,7 +321,7 @@ where
     K: KvDtypeKind,
     W: WeightForm<B>,
 {
-    let cut = model.shard(rank, ranks)?;
+    let cut = model.shard(WeightPolicy::of::<B, W>(), (rank, ranks))?;
     let weights = load_rank_weights::<B, W>(device, model, &cut, progress)?;
     ModelRunner::new(device, cut.rank_spec(), weights, config)
 }

@@ -7,11 +7,15 @@
 //! alike), and the rows of the vocabulary. What all ranks need is replicated.
 //!
 //! Parts need not be equal. Heads are dealt out whole. Where there are fewer key and value heads than ranks, some
-//! ranks hold the same one, and share the query heads that read it.
+//! ranks hold the same one, and share the query heads that read it. Where a weight cannot be cut between inputs, the inputs are
+//! [gathered](GatheredProduct) instead.
 
+use super::finer::{FinerGroup, finer, gathered_in, split_as};
+use super::gather::{GatheredProduct, InputBoundaries};
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
 use ferrum_types::SumSplit;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Along what a tensor is cut.
@@ -236,6 +240,8 @@ pub struct ShardBoundaries {
     pub intermediate: Vec<Vec<usize>>,
     /// For those of each layer's shared expert.
     pub shared: Vec<Vec<usize>>,
+    /// For the matrices whose products are summed over ranks, of which a device computes as they are.
+    pub inputs: BTreeMap<TensorId, InputBoundaries>,
 }
 
 /// What one rank of a group holds of a decoder.
@@ -246,13 +252,15 @@ pub struct RankShard {
     /// Rows of the vocabulary of every rank.
     tokens: Vec<Range<usize>>,
     layers: Vec<LayerShard>,
-    /// What this one's ranks in groups of two and of four would hold, where they are several.
-    finer: [Vec<Vec<LayerShard>>; 2],
+    /// Products over inputs of all ranks.
+    gathered: BTreeMap<TensorId, GatheredProduct>,
+    /// Groups of two and of four, where this one's part is that of several ranks.
+    finer: [FinerGroup; 2],
 }
 
 /// What a rank holds of a layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct LayerShard {
+pub(super) struct LayerShard {
     heads: Range<usize>,
     kv_heads: Range<usize>,
     /// Whether no rank before it holds the same key and value heads.
@@ -265,7 +273,7 @@ struct LayerShard {
 
 impl LayerShard {
     /// What of the dimension along which a tensor of the layer is cut; `None` for one that is not.
-    fn range(&self, tensor: &DecoderTensor) -> Option<Range<usize>> {
+    pub(super) fn range(&self, tensor: &DecoderTensor) -> Option<Range<usize>> {
         let units = match tensor.shard_unit()? {
             ShardUnit::Tokens => return None,
             ShardUnit::Heads => &self.heads,
@@ -321,6 +329,7 @@ impl RankShard {
             spec: spec.clone(),
             tokens: std::iter::once(tokens).collect(),
             layers: layers.collect(),
+            gathered: BTreeMap::new(),
             finer: Default::default(),
         }
     }
@@ -351,13 +360,31 @@ impl RankShard {
                 "found a vocabulary of {found} tokens, expected at least {ranks} for as many ranks"
             )
         })?;
+        let mut gathered = gathered_in(spec, borders, ranks);
+        if !gathered.is_empty() {
+            let alone = Self::whole_with_splits(spec, borders);
+            for (id, product) in &mut gathered {
+                let split = spec.tensor(*id).map(|tensor| alone.sum_split(&tensor));
+                product.sums = split.unwrap_or_default();
+            }
+        }
         Ok(Self {
             rank,
             spec: spec.clone(),
             tokens,
             layers: layer_shards(spec, borders, (rank, ranks))?,
+            gathered,
             finer: finer(spec, borders, (rank, ranks)),
         })
+    }
+
+    /// The same parts with no inputs gathered: all products over inputs that are cut are summed over ranks.
+    pub(crate) fn without_gathers(mut self) -> Self {
+        self.gathered.clear();
+        self.finer
+            .iter_mut()
+            .for_each(|group| group.gathered.clear());
+        self
     }
 
     /// This rank, from 0.
@@ -429,7 +456,7 @@ impl RankShard {
         };
         let shape = gqa.qkv_shape(0);
         let split = |unit: usize, of: fn(&LayerShard) -> (Range<usize>, bool)| {
-            self.split_of(layer, |shard| {
+            self.split_of(layer, [true; 2], |shard| {
                 let (heads, counts) = of(shard);
                 (heads.start * unit..heads.end * unit, counts)
             })
@@ -450,46 +477,90 @@ impl RankShard {
         ]
     }
 
+    /// The product with a matrix over inputs of all ranks, if it is one.
+    pub fn gathered(&self, id: TensorId) -> Option<&GatheredProduct> {
+        self.gathered.get(&id)
+    }
+
+    /// Elements of a token that products over inputs of all ranks need for a moment: inputs, and outputs of this rank.
+    pub(crate) fn gathered_widths(&self) -> [usize; 2] {
+        let mut most = [0; 2];
+        for (id, product) in &self.gathered {
+            let layer = id.layer.and_then(|layer| self.spec.layers.get(layer));
+            let each = match layer.map(|layer| &layer.feed_forward) {
+                Some(FeedForwardSpec::Moe(moe)) if id.role.is_expert() => moe.top_k,
+                _ => 1,
+            };
+            let inputs = each * product.inputs.iter().sum::<usize>();
+            most[0] = most[0].max(inputs);
+            most[1] = most[1].max(product.outputs_of(self.rank).len());
+        }
+        most
+    }
+
     /// How products with a tensor are cut, so that groups of up to four ranks make the same partial sums.
     pub(crate) fn sum_split(&self, tensor: &DecoderTensor) -> SumSplit {
+        if let Some(product) = self.gathered(tensor.id) {
+            return product.sums;
+        }
+        let sums = |group: &FinerGroup| !group.gathered.contains_key(&tensor.id);
         match (tensor.shard_axis(), tensor.id.layer) {
-            (ShardAxis::Columns, Some(layer)) => self.split_of(layer, |shard| {
-                (shard.range(tensor).unwrap_or_default(), true)
-            }),
+            (ShardAxis::Columns, Some(layer)) => {
+                self.split_of(layer, self.finer.each_ref().map(sums), |shard| {
+                    (shard.range(tensor).unwrap_or_default(), true)
+                })
+            }
             _ => SumSplit::WHOLE,
         }
     }
 
-    /// How sums over what `of` says that ranks hold of a layer, and whether it counts, are cut.
-    fn split_of(&self, layer: usize, of: impl Fn(&LayerShard) -> (Range<usize>, bool)) -> SumSplit {
+    /// How sums over what `of` says that ranks hold of a layer, and whether it counts, are cut: for groups of two and of four that make
+    /// such sums.
+    fn split_of(
+        &self,
+        layer: usize,
+        sums: [bool; 2],
+        of: impl Fn(&LayerShard) -> (Range<usize>, bool),
+    ) -> SumSplit {
         let Some((own, _)) = self.layers.get(layer).map(&of) else {
             return SumSplit::WHOLE;
         };
-        let parts = |group: &Vec<Vec<LayerShard>>| -> Vec<_> {
-            let shards = group.iter().filter_map(|layers| layers.get(layer));
+        let parts = |group: usize| -> Vec<_> {
+            let shards = self.finer[group].shards.iter();
+            let shards = shards.filter(|_| sums[group]);
+            let shards = shards.filter_map(|layers| layers.get(layer));
             shards.map(&of).collect()
         };
-        let [halves, quarters] = self.finer.each_ref().map(parts);
-        let ends = |part: &(Range<usize>, bool)| part.0.end;
-        // Quarters are those of both groups only if two of them are a half.
-        let nested = halves.is_empty()
-            || quarters
-                .iter()
-                .skip(1)
-                .step_by(2)
-                .map(ends)
-                .eq(halves.iter().map(ends));
-        let quarters = Some(quarters).filter(|quarters| nested && !quarters.is_empty());
-        let quarters = quarters.and_then(|quarters| split_at(&own, &quarters));
-        quarters
-            .or_else(|| split_at(&own, &halves))
-            .unwrap_or_default()
+        split_as(&own, [parts(0), parts(1)])
+    }
+
+    /// Along what a tensor is cut for this group.
+    pub fn axis(&self, tensor: &DecoderTensor) -> ShardAxis {
+        match self.gathered_outputs(tensor) {
+            Some(_) => ShardAxis::Rows,
+            None => tensor.shard_axis(),
+        }
+    }
+
+    /// The outputs of this rank in a product over inputs of all ranks. Biases of experts are added to them, others to the outputs of
+    /// all ranks.
+    fn gathered_outputs(&self, tensor: &DecoderTensor) -> Option<Range<usize>> {
+        let id = TensorId {
+            part: TensorPart::Weight,
+            ..tensor.id
+        };
+        let is_cut = match tensor.id.part {
+            TensorPart::Weight => true,
+            TensorPart::Bias => matches!(tensor.shape, TensorShape::Biases { .. }),
+        };
+        let product = self.gathered(id).filter(|_| is_cut)?;
+        Some(product.outputs_of(self.rank))
     }
 
     /// What this rank holds of a tensor of the decoder.
     pub fn slice(&self, tensor: &DecoderTensor) -> TensorSlice {
         let dims = tensor.shape.dims();
-        let dim = match (tensor.shard_axis(), tensor.shape) {
+        let dim = match (self.axis(tensor), tensor.shape) {
             (ShardAxis::Columns, _) => dims.len() - 1,
             (ShardAxis::Rows, TensorShape::Stack(_) | TensorShape::Biases { .. }) => 1,
             (
@@ -501,11 +572,12 @@ impl RankShard {
             ) => 0,
         };
         let layer = tensor.id.layer.and_then(|index| self.layers.get(index));
-        let range = match (tensor.shard_unit(), layer) {
+        let outputs = self.gathered_outputs(tensor);
+        let range = outputs.or_else(|| match (tensor.shard_unit(), layer) {
             (Some(ShardUnit::Tokens), _) => Some(of_units(self.tokens(), tensor)),
             (_, Some(layer)) => layer.range(tensor),
             (_, None) => None,
-        };
+        });
         TensorSlice {
             dim,
             range: range.unwrap_or(0..dims[dim]),
@@ -534,7 +606,7 @@ impl DecoderTensor {
 }
 
 /// What a rank holds of each layer.
-fn layer_shards(
+pub(super) fn layer_shards(
     spec: &DecoderSpec,
     borders: &ShardBoundaries,
     (rank, ranks): (usize, usize),
@@ -575,52 +647,6 @@ fn layer_shards(
     layers.collect()
 }
 
-/// What ranks of groups of two and of four hold that are this rank's part of a group; none where they are not several, or
-/// where there is no such group.
-fn finer(
-    spec: &DecoderSpec,
-    borders: &ShardBoundaries,
-    (rank, ranks): (usize, usize),
-) -> [Vec<Vec<LayerShard>>; 2] {
-    [2, SumSplit::MAX_PARTS].map(|all| {
-        if all == ranks || !all.is_multiple_of(ranks) {
-            return Vec::new();
-        }
-        let each = all / ranks;
-        let own = rank * each..(rank + 1) * each;
-        let shards = own.map(|rank| layer_shards(spec, borders, (rank, all)).ok());
-        shards.collect::<Option<_>>().unwrap_or_default()
-    })
-}
-
-/// Cuts a sum over `whole` where ranks of finer groups begin that hold parts of it one after the other, some of which do not count
-/// (those of other ranks are the same). `None` where they do not make it up, or have no tree of that many parts.
-fn split_at(whole: &Range<usize>, parts: &[(Range<usize>, bool)]) -> Option<SumSplit> {
-    let mut end = whole.start;
-    for (part, counts) in parts {
-        let follows = part.start == end || (!counts && part.end == end);
-        if !follows || part.is_empty() {
-            return None;
-        }
-        end = part.end;
-    }
-    let counted: Vec<_> = parts.iter().map(|(_, counts)| *counts).collect();
-    // A part that does not count adds nothing.
-    let begins: &[usize] = match counted[..] {
-        [true] | [true, false] | [true, false, false, false] => &[],
-        [true, true] => &[1],
-        [true, false, true, false] => &[2],
-        [true, false, true, true] => &[2, 2, 3],
-        [true, true, true, true] => &[1, 2, 3],
-        _ => return None,
-    };
-    let cuts: Vec<_> = begins
-        .iter()
-        .map(|&i| parts[i].0.start - whole.start)
-        .collect();
-    SumSplit::at(&cuts).filter(|_| end == whole.end)
-}
-
 fn intermediate(feed_forward: &FeedForwardSpec) -> usize {
     match feed_forward {
         FeedForwardSpec::GatedMlp(mlp) | FeedForwardSpec::Mlp(mlp) => mlp.intermediate,
@@ -638,7 +664,11 @@ fn shared_intermediate(feed_forward: &FeedForwardSpec) -> usize {
 /// Parts of `total` that differ by at most one unit, at multiples of the first of `units` (or of 1) that gives every
 /// rank something; `None` when there are fewer elements than ranks. Groups of a power of two have the parts of two ranks, each
 /// split in turn.
-fn split_evenly(total: usize, units: &[usize], ranks: usize) -> Option<Vec<Range<usize>>> {
+pub(super) fn split_evenly(
+    total: usize,
+    units: &[usize],
+    ranks: usize,
+) -> Option<Vec<Range<usize>>> {
     if ranks > 2 && ranks.is_power_of_two() {
         let halves = split_evenly(total, units, 2)?.into_iter().map(|half| {
             let parts = split_evenly(half.len(), units, ranks / 2)?.into_iter();

@@ -413,7 +413,12 @@ fn states_and_pools_are_planned() {
     assert_eq!(plan.states, 4 * 10 * (2 + 3) * 24);
     let alone = memory_plan::<KvF32>(&Naive::new(&layers()).open(dir.path()), policy, &sizes);
     assert_eq!(alone.states, 0);
-    let half = rank_memory_plan::<KvF32>(&model, policy, &sizes, &model.shard(1, 2).unwrap());
+    let half = rank_memory_plan::<KvF32>(
+        &model,
+        policy,
+        &sizes,
+        &model.shard(policy, (1, 2)).unwrap(),
+    );
     assert_eq!(half.states, plan.states / 2);
     let refused = RankShard::new(&model.spec, &ShardBoundaries::default(), (0, 25)).unwrap_err();
     let reason = "layer 0: found a convolution of 24 elements, expected at least 25";

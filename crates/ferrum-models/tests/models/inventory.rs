@@ -4,10 +4,11 @@
 use crate::support::{fixture_dirs, fixtures, open, vision};
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LinearAttentionRule;
+use ferrum_kernels::cpu::CpuBackend;
 use ferrum_models::{
     AttentionSpec, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, LinearAttentionSpec, Model,
-    RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorId, TensorLocation, TensorPart,
-    TensorRole, TensorShape, WeightNames, families::FAMILIES,
+    Moe, Native, RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorId, TensorLocation,
+    TensorPart, TensorRole, TensorShape, WeightNames, WeightPolicy, families::FAMILIES,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -445,6 +446,11 @@ fn every_role_has_its_cut() {
     }
 }
 
+/// The part of a rank on a device that computes on floats alone.
+fn shard(model: &Model, rank: usize, ranks: usize) -> ferrum_types::Result<RankShard> {
+    model.shard(WeightPolicy::floats(), (rank, ranks))
+}
+
 /// How often each element of a tensor is held by some rank.
 fn held(tensor: &DecoderTensor, cuts: &[RankShard]) -> Vec<usize> {
     let dims = tensor.shape.dims();
@@ -463,18 +469,26 @@ fn held(tensor: &DecoderTensor, cuts: &[RankShard]) -> Vec<usize> {
 
 #[test]
 fn slices_make_the_whole() {
-    let mut cut = BTreeMap::<_, usize>::new();
-    for dir in fixture_dirs() {
-        let model = open(&dir);
+    let (mut cut, mut gathered) = (BTreeMap::<_, usize>::new(), BTreeMap::<_, usize>::new());
+    let policies = [
+        WeightPolicy::floats(),
+        WeightPolicy::of::<CpuBackend, Moe<Native>>(),
+    ];
+    let dirs = fixture_dirs();
+    let all = dirs.iter().flat_map(|dir| policies.map(|kept| (dir, kept)));
+    for (dir, policy) in all {
+        let model = open(dir);
         for ranks in [1, 2, 3] {
-            let cuts: Vec<_> = (0..ranks).map(|r| model.shard(r, ranks).unwrap()).collect();
+            let cuts: Vec<_> = (0..ranks)
+                .map(|r| model.shard(policy, (r, ranks)).unwrap())
+                .collect();
             let specs: Vec<_> = cuts.iter().map(RankShard::rank_spec).collect();
             for spec in &specs {
                 assert_eq!(spec.validate(), Ok(()), "{}", dir.display());
                 assert_eq!(ranks == 1, *spec == model.spec);
             }
             for tensor in model.spec.tensors() {
-                let axis = tensor.shard_axis();
+                let axis = cuts[0].axis(&tensor);
                 let held = held(&tensor, &cuts);
                 let fits = match (axis, tensor.shard_unit()) {
                     (ShardAxis::Replicated, _) => held.iter().all(|&n| n == ranks),
@@ -484,7 +498,12 @@ fn slices_make_the_whole() {
                 };
                 assert!(fits, "{}: {}: {ranks}", dir.display(), tensor.id);
                 *cut.entry((ranks, format!("{axis:?}"))).or_default() += 1;
-                // A rank's own spec has the same tensor, but for the vocabulary, which it puts together again.
+                // A rank's own spec has the same tensor, but for the vocabulary and for products over inputs of all ranks,
+                // which it puts together again.
+                if axis != tensor.shard_axis() {
+                    *gathered.entry((ranks, tensor.id.role)).or_default() += 1;
+                    continue;
+                }
                 for (cut, spec) in cuts.iter().zip(&specs) {
                     let mut dims = tensor.shape.dims();
                     let slice = cut.slice(&tensor);
@@ -498,6 +517,18 @@ fn slices_make_the_whole() {
         }
     }
     assert_eq!(cut.len(), 3 * 5, "{cut:?}");
+    // Groups in activation order, and odd widths.
+    for role in [
+        TensorRole::AttentionOutput,
+        TensorRole::Down,
+        TensorRole::ExpertDown,
+    ] {
+        assert!(
+            (2..=3).all(|ranks| gathered.contains_key(&(ranks, role))),
+            "{gathered:?}"
+        );
+    }
+    assert!(gathered.keys().all(|(ranks, _)| *ranks > 1), "{gathered:?}");
 }
 
 #[test]
@@ -509,7 +540,7 @@ fn heads_are_not_cut() {
     assert_eq!((heads, kv_heads), (6, 2));
     for ranks in 1..=heads {
         for rank in 0..ranks {
-            let cut = model.shard(rank, ranks).unwrap();
+            let cut = shard(&model, rank, ranks).unwrap();
             for tensor in [query, key] {
                 let slice = cut.slice(&tensor);
                 assert_eq!(slice.range.start % tensor.unit, 0);
@@ -529,10 +560,10 @@ fn heads_are_not_cut() {
             }
         }
     }
-    let refused = model.shard(0, heads + 1).unwrap_err().to_string();
+    let refused = shard(&model, 0, heads + 1).unwrap_err().to_string();
     let expected = "layer 0: found 6 query heads over 2 kv heads, expected at least 7 query heads for as many ranks";
     assert!(refused.ends_with(expected), "{refused}");
-    assert!(model.shard(2, 2).is_err());
+    assert!(shard(&model, 2, 2).is_err());
 }
 
 #[test]
@@ -573,7 +604,7 @@ fn widths_are_cut_where_formats_can_be() {
             .tensor(TensorId::in_layer(0, TensorRole::Gate))
             .unwrap();
         for (rank, ranks) in [(0, 2), (1, 2), (0, 3), (2, 3)] {
-            let range = model.shard(rank, ranks).unwrap().slice(&gate).range;
+            let range = shard(&model, rank, ranks).unwrap().slice(&gate).range;
             assert_eq!((range.start % border, range.end % border), (0, 0), "{name}");
         }
     }

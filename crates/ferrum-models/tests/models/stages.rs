@@ -717,7 +717,7 @@ fn stages_that_do_not_follow_each_other_are_refused() {
     // The last stage is no earlier one, and a rank has no stages.
     assert!(earlier(2..3).is_err());
     assert!(Stage::new(spec, 2..4).is_err() && Stage::new(spec, 1..1).is_err());
-    let cut = model.shard(0, 2).unwrap();
+    let cut = model.shard(WeightPolicy::floats(), (0, 2)).unwrap();
     let rank =
         ferrum_models::load_rank_weights::<_, Dequantized>(&device, &model, &cut, &mut |_, _| ());
     let spec_of_rank = cut.rank_spec();
