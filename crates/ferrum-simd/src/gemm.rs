@@ -267,7 +267,7 @@ impl<F: Format> Group<'_, F> {
             let origin = (rows.start, columns.start);
             let [left, right] = partials.map(|place| Columns::from(place, GROUP * PANEL, origin));
             for part in 0..sums.parts() {
-                let to = [out, left, left, right][part];
+                let to = PartSums::Tree(sums).place(part, out, [left, right]);
                 let steps = sums.part(part, self.weight.steps());
                 let some = !steps.is_empty();
                 self.sums(tiles.clone(), steps, block, to);
@@ -488,10 +488,7 @@ impl<F: Format> Direct<'_, F> {
                 steps.end <= self.weight.steps(),
                 "a cut behind the last step"
             );
-            let to = match self.sums {
-                PartSums::Tree(_) => [self.out, left, left, right][part],
-                PartSums::Apart(_, stride) => self.out.behind(part * stride),
-            };
+            let to = self.sums.place(part, self.out, [left, right]);
             let some = !steps.is_empty();
             if some {
                 let mut acc = [[s.zero(); NV]; MR];

@@ -273,8 +273,10 @@ fn a_rank_holds_its_share_of_the_weights() {
         "mixtral",
         "qwen3-moe",
         "llama-gptq4",
+        "llama-gptq4-order",
         "llama-awq",
         "llama-fp8-block",
+        "gpt-oss-mxfp4",
     ] {
         let model = open(&fixtures().join(name));
         let bytes = |ranks: usize| -> Vec<f64> {

@@ -86,6 +86,20 @@ impl PartSums {
             PartSums::Tree(split) | PartSums::Apart(split, _) => split,
         }
     }
+
+    /// Where the sums of part `part` go; [`add_partials`] makes a tree of those in `out`, `left` and `right`.
+    #[inline(always)]
+    pub(crate) fn place<'a>(
+        self,
+        part: usize,
+        out: Columns<'a>,
+        [left, right]: [Columns<'a>; 2],
+    ) -> Columns<'a> {
+        match self {
+            PartSums::Tree(_) => [out, left, left, right][part],
+            PartSums::Apart(_, stride) => out.behind(part * stride),
+        }
+    }
 }
 
 /// `to += from`, of some rows and columns.
@@ -140,7 +154,7 @@ impl Kernel for AddColumns<'_> {
     }
 }
 
-/// Calls `add` as [`SumSplit::add_part`] does behind part `part`, whose sums are in `out` (0), `left` (1 and 2) or `right`.
+/// Calls `add` as [`SumSplit::add_part`] does behind part `part`, whose sums are where [`PartSums::place`] says.
 #[inline(always)]
 pub(crate) fn add_partials<'a>(
     part: usize,

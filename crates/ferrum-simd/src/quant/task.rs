@@ -228,10 +228,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             let units = split.part(part, k / UNIT);
             assert!(units.end <= k / UNIT, "a cut behind the last unit");
             let some = !units.is_empty();
-            let to = match sums {
-                PartSums::Tree(_) => [out, left, left, right][part],
-                PartSums::Apart(_, stride) => out.behind(part * stride),
-            };
+            let to = sums.place(part, out, [left, right]);
             if some {
                 f(units, to);
             }

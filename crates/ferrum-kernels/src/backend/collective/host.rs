@@ -319,6 +319,13 @@ pub(crate) fn tree<T: Pod, S: Pod>(
                 *out = read(x);
             }
         }
+        [left, right] => {
+            let [left, right] =
+                [left, right].map(|bytes| &bytemuck::cast_slice::<_, T>(bytes)[first..]);
+            for ((out, &a), &b) in out.iter_mut().zip(left).zip(right) {
+                *out = combine(read(a), read(b));
+            }
+        }
         ranks => {
             let (left, right) = ranks.split_at(ranks.len().next_power_of_two() / 2);
             tree(left, out, read, combine, first);

@@ -8,6 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 /// What messages call this transport.
 const NAME: &str = "local group";
 
+/// How often a rank looks for the others, and lets other threads run, before it sleeps: they are mostly a few microseconds behind, and
+/// waking a thread takes longer.
+const LOOKS: usize = 200;
+
 /// A group of ranks in one process.
 #[derive(Debug)]
 pub struct LocalGroup;
@@ -18,6 +22,7 @@ impl LocalGroup {
         let slots = (0..size).map(|_| Default::default()).collect();
         let shared = Arc::new(Shared {
             slots,
+            turns: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -38,6 +43,8 @@ struct Shared {
     /// What each rank posted, in even and in odd turns. A rank that posts in turn `t + 2` knows that all have posted
     /// in turn `t + 1`, so all have taken what was posted in turn `t`.
     slots: Vec<[RwLock<Slot>; 2]>,
+    /// [`State::turns`], for ranks that look without the lock.
+    turns: AtomicU64,
     state: Mutex<State>,
     /// A turn or the group has ended.
     changed: Condvar,
@@ -92,6 +99,16 @@ impl LocalRank {
     fn state(&self) -> MutexGuard<'_, State> {
         let state = self.shared.state.lock();
         state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits a little for the others in a turn.
+    fn look(&self, turn: u64) {
+        for _ in 0..LOOKS {
+            if self.shared.turns.load(Ordering::Acquire) > turn {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Which of the two slots is in use.
@@ -161,6 +178,7 @@ impl GroupTransport for LocalRank {
             state.posted = 0;
             state.call = None;
             state.turns += 1;
+            self.shared.turns.store(state.turns, Ordering::Release);
             self.shared.changed.notify_all();
         }
         Ok(())
@@ -168,6 +186,7 @@ impl GroupTransport for LocalRank {
 
     fn gather(&self, take: &mut dyn FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
         let turn = self.turn.load(Ordering::Relaxed);
+        self.look(turn);
         let mut state = self.state();
         // A turn that all have posted in is whole, whatever became of the group since.
         while state.turns <= turn {
