@@ -6,6 +6,7 @@ use crate::io::{CaseError, Check, Fault, Io, Output, Refusals, wrong};
 use crate::report::{Outcome, Report};
 use ferrum_kernels::{Backend, reference::ReferenceBackend};
 use ferrum_types::{Element, Error, FloatElement};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// One thing that the suite asks of a backend.
@@ -53,7 +54,11 @@ impl<B: Backend> Case<B> {
 
 /// Which cases to run.
 #[derive(Clone, Debug, Default)]
-pub struct Filter(String);
+pub struct Filter {
+    text: String,
+    /// One of so many parts.
+    part: Option<(u64, u64)>,
+}
 
 impl Filter {
     /// Every case.
@@ -63,7 +68,18 @@ impl Filter {
 
     /// The cases whose `op dtype name` contains `text`.
     pub fn new(text: impl Into<String>) -> Self {
-        Filter(text.into())
+        Self {
+            text: text.into(),
+            part: None,
+        }
+    }
+
+    /// Part `part` of `parts` of these cases, as even as their names fall: for tests that run beside each other.
+    pub fn part(self, part: u64, parts: u64) -> Self {
+        Self {
+            part: Some((part, parts)),
+            ..self
+        }
     }
 
     /// Whether `case` is wanted.
@@ -71,7 +87,13 @@ impl Filter {
         let Case {
             op, dtype, name, ..
         } = case;
-        self.0.is_empty() || format!("{op} {dtype} {name}").contains(&self.0)
+        let label = format!("{op} {dtype} {name}");
+        let in_part = self.part.is_none_or(|(part, parts)| {
+            let mut hasher = DefaultHasher::new();
+            label.hash(&mut hasher);
+            hasher.finish() % parts == part
+        });
+        in_part && label.contains(&self.text)
     }
 }
 

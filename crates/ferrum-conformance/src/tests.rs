@@ -161,6 +161,20 @@ fn names_are_unique() {
     }
 }
 
+#[test]
+fn parts_make_all_cases() {
+    let parts = [0, 1].map(|part| Filter::all().part(part, 2));
+    let mut counts = [0; 2];
+    for case in run::all_cases::<ReferenceBackend>() {
+        let wanted: Vec<_> = (0..2).filter(|&part| parts[part].matches(&case)).collect();
+        let [only] = wanted[..] else {
+            panic!("{} {} is in {wanted:?}", case.op, case.name);
+        };
+        counts[only] += 1;
+    }
+    assert!(counts.iter().all(|&count| count > 300), "{counts:?}");
+}
+
 /// Every case that compares numbers fails when one of them is wrong, missing or one too many.
 #[test]
 fn every_case_notices_a_wrong_result() {

@@ -10,15 +10,18 @@ use std::sync::Arc;
 
 /// Memory for one such product at a time, which all of a rank share.
 pub(crate) struct GatherScratch<B: Backend> {
-    /// `[rows, inputs of all ranks]`.
+    /// Elements of a token at most.
+    widths: [usize; 2],
+    /// Inputs of all ranks.
     inputs: GrowableBuffer<Act<B>>,
-    /// `[rows, outputs of this rank]`.
+    /// Outputs of this rank.
     outputs: GrowableBuffer<Act<B>>,
 }
 
 impl<B: Backend> GatherScratch<B> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(cut: &RankShard) -> Self {
         Self {
+            widths: cut.gathered_widths(),
             inputs: GrowableBuffer::new(),
             outputs: GrowableBuffer::new(),
         }
@@ -62,27 +65,23 @@ impl<B: Backend> InputGather<B> {
 }
 
 impl<B: BackendCollective + BackendGraph> InputGather<B> {
-    /// `x`, `[in_rows, inputs of this rank]`, from all ranks; then `part`, which makes `[out_rows, outputs of this rank]` of it; then these
-    /// from all ranks: `out`, `[out_rows, out_features]`.
+    /// `x`, `[in_rows, inputs of this rank]`, from all ranks; then `part`, which makes `[tokens, outputs of this rank]` of it; then these
+    /// from all ranks: `out`, `[tokens, out_features]`.
     pub(crate) fn forward(
         &self,
         ctx: &mut B::Context,
         (x, in_rows): (&Act<B>, usize),
-        (out, out_rows): (&mut Act<B>, usize),
+        (out, tokens): (&mut Act<B>, usize),
         part: impl FnOnce(&mut B::Context, &Act<B>, &mut Act<B>) -> Result<()>,
     ) -> Result<()> {
         self.place.check::<B>(ctx)?;
         let device = B::device(ctx).clone();
-        let GatherScratch { inputs, outputs } = &*self.scratch;
-        let (wide, narrow) = (
-            (in_rows, self.in_features()),
-            (out_rows, self.own_outputs()),
-        );
-        inputs.with(&device, wide, B::alloc, |all| {
+        let [wide, narrow] = self.scratch.widths.map(|width| (tokens, width));
+        self.scratch.inputs.with(&device, wide, B::alloc, |all| {
             B::all_gather_rows(ctx, x, all, in_rows, &self.product.inputs)?;
-            outputs.with(&device, narrow, B::alloc, |own| {
+            self.scratch.outputs.with(&device, narrow, B::alloc, |own| {
                 part(ctx, all, own)?;
-                B::all_gather_rows(ctx, own, out, out_rows, &self.product.outputs)
+                B::all_gather_rows(ctx, own, out, tokens, &self.product.outputs)
             })
         })
     }

@@ -57,7 +57,9 @@ pub use decode::{DecodeBackend, RunnerDecode};
 pub use draft_head::{DraftFeatures, DraftHead, load_draft_head, read_eagle3, read_mtp};
 pub use expert_relayout::ReorderedExperts;
 pub use expert_weights::{ExpertWeightForm, Moe};
-pub use experts::{ExpertSource, ExpertStack, ExpertStacks, Experts, MoeScratch, PerHeadLinear};
+pub use experts::{
+    ExpertSource, ExpertStack, ExpertStacks, ExpertSums, Experts, MoeScratch, PerHeadLinear,
+};
 pub use families::{Family, family_for};
 pub use group::{GroupAdapter, GroupAdapterLoader, RunnerGroup, follow, rank_runner};
 pub use images::{ImageRows, ImageSpan, image_cut_by};

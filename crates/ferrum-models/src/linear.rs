@@ -2,7 +2,7 @@
 //!
 //! In a group, a rank's maps are those of Megatron-LM (Shoeybi et al., 2019). A column-parallel map holds some of the
 //! output features, and is a [`MatrixLinear`] like any other; [`RowParallelLinear`] holds the input features that
-//! come of them and sums over ranks, or is a [`GatheredLinear`](crate::input_gather::GatheredLinear). [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
+//! come of them and sums over ranks, and a [`GatheredLinear`](crate::input_gather::GatheredLinear) gathers these instead. [`VocabParallelEmbedding`] and [`VocabParallelLinear`] hold rows of the
 //! vocabulary. The forward path sees none of that.
 
 use crate::inventory::RankShard;

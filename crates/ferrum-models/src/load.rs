@@ -25,7 +25,7 @@ use crate::rank_index::RankIndex;
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec};
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};
-use crate::weights::{Prepared, WeightForm, WeightPolicy, no_experts};
+use crate::weights::{Prepared, WeightForm, no_experts};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
 use ferrum_types::{Error, Result, SrcDtype, SumSplit};
 use std::marker::PhantomData;
@@ -41,7 +41,7 @@ pub fn load_weights<B: LlmBackend, W: WeightForm<B>>(
     model: &Model,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = model.whole(WeightPolicy::of::<B, W>());
+    let whole = model.whole();
     load_rank_weights::<B, W>(device, model, &whole, progress)
 }
 
@@ -73,7 +73,7 @@ pub fn load_stage_weights<B: LlmBackend, W: WeightForm<B>>(
     stage: &Stage,
     progress: LoadProgress<'_>,
 ) -> Result<DecoderWeights<B>> {
-    let whole = model.whole(WeightPolicy::of::<B, W>());
+    let whole = model.whole();
     load_part::<B, W>(device, model, (&whole, stage), progress)
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn load_layer<B: LlmBackend, W: WeightForm<B>>(
     if !W::EXPERTS && has_experts {
         return Err(no_experts::<B>());
     }
-    let cut = model.whole(WeightPolicy::of::<B, W>());
+    let cut = model.whole();
     let mut loader = Loader::<B, W>::new(device, model, &cut);
     loader.layer(index, layer)
 }
@@ -208,7 +208,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             progress: None,
             done: 0,
             total: model.tensors().total_bytes(),
-            gather_scratch: Arc::new(GatherScratch::new()),
+            gather_scratch: Arc::new(GatherScratch::new(cut)),
             form: PhantomData,
         }
     }
@@ -397,7 +397,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         })
     }
 
-    /// The expert of all tokens. What ranks give of it is summed by itself, as it is computed by itself.
+    /// The expert of all tokens. What ranks give of it is put together by itself, as it is computed by itself.
     fn shared_expert(
         &mut self,
         index: usize,

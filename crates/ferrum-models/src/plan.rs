@@ -118,12 +118,14 @@ fn part_memory_plan<K: KvDtypeKind>(
     // A backend may pack the widest input of a product once more.
     let packed = widths.iter().max().copied().unwrap_or(0) / 2;
     let moe = MoeWidths::of(spec);
-    let packed = packed.max(moe.map_or(0, MoeWidths::packed));
+    let [inputs, outputs] = cut.gathered_widths();
+    let packed = packed.max(moe.map_or(0, MoeWidths::packed) + inputs);
     let moe = moe.map_or(0, MoeWidths::elements);
     let mla = MlaWidths::of(spec).map_or(0, MlaWidths::elements);
     let gates = gate_widths(spec).map_or(0, |[output, state]| output + state);
     let per_layer = spec.per_layer.as_ref().map_or(0, PerLayerSpec::elements);
-    let gathered = cut.gathered_widths().iter().sum::<usize>();
+    // Inputs of all ranks are held once more where they are exchanged.
+    let gathered = 2 * inputs + outputs;
     let widths = widths.iter().sum::<usize>() + mla + moe + gates + per_layer + packed + gathered;
     // Logits are held on the device and once more where the sampler reads them.
     let logits = match stage.is_last() {

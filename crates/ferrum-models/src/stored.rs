@@ -8,7 +8,7 @@ use crate::inventory::{
     StackLayout, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape, of_expert,
 };
 use crate::model::Model;
-use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders, names_groups};
+use crate::weight_shard::{ExpertSlices, MatShard, Slice, SplitPoints, borders, input_unit, lcm};
 use crate::weights::WeightPolicy;
 use ferrum_formats::{TensorSource, TensorView};
 use ferrum_kernels::{ExpertShape, GgufRows, MatShape, QuantWeights};
@@ -29,6 +29,35 @@ pub(crate) enum Stored<'a> {
     Matrix(StoredMatrix<'a>),
     /// The matrices of all experts.
     Experts(ExpertSource<'a>),
+}
+
+impl Stored<'_> {
+    /// Where a matrix, or every matrix of a stack, with rows of `cols` numbers can be cut whose products ranks sum; `None` if the device
+    /// does not compute on it as it is.
+    fn input_boundaries(&self, policy: WeightPolicy, cols: usize) -> Option<InputBoundaries> {
+        let mut at = (Some(1), SplitPoints::default());
+        let mut join = |weights: &QuantWeights<'_>| {
+            let unit = input_unit(weights, cols);
+            at.0 = at.0.zip(unit).map(|(a, b)| lcm(a, b));
+            at.1 = at.1.and(borders(weights, cols).0);
+        };
+        let kept = match self {
+            Self::Vector => false,
+            Self::Matrix(matrix) => {
+                join(&matrix.weights);
+                policy.keeps(&matrix.weights)
+            }
+            Self::Experts(source) => {
+                source.each(|weights| join(&weights));
+                policy.keeps_experts(source)
+            }
+        };
+        let (inputs, rows) = at;
+        kept.then_some(InputBoundaries {
+            inputs,
+            outputs: vec![rows.even_groups(), rows.groups, rows.units],
+        })
+    }
 }
 
 /// A matrix in its file: rows of a tensor, of which it may be all.
@@ -328,7 +357,10 @@ impl Model {
     /// # Errors
     /// [`Error::Model`] says which layer has fewer heads or elements than there are ranks.
     pub fn shard(&self, policy: WeightPolicy, (rank, ranks): (usize, usize)) -> Result<RankShard> {
-        let borders = self.shard_boundaries(policy);
+        let borders = ShardBoundaries {
+            inputs: self.input_boundaries(policy),
+            ..self.shard_boundaries()
+        };
         RankShard::new(&self.spec, &borders, (rank, ranks)).map_err(|reason| {
             let path = self.tensors().path_hint().display();
             Error::Model(format!("{path}: {reason}"))
@@ -365,16 +397,28 @@ impl Model {
         all.map(|tensor| tensor.id).collect()
     }
 
-    /// What one device holds that keeps weights as `policy` says, and whose sums are cut as those of ranks would be.
-    pub(crate) fn whole(&self, policy: WeightPolicy) -> RankShard {
-        RankShard::whole_with_splits(&self.spec, &self.shard_boundaries(policy))
+    /// What one device holds, whose sums are cut as those of ranks would be.
+    pub(crate) fn whole(&self) -> RankShard {
+        RankShard::whole_with_splits(&self.spec, &self.shard_boundaries())
+    }
+
+    /// Where matrices can be cut whose products ranks sum, of those that a device with this policy computes on as they are.
+    fn input_boundaries(&self, policy: WeightPolicy) -> BTreeMap<TensorId, InputBoundaries> {
+        let tensors = self.spec.tensors();
+        let summed = tensors.filter(|tensor| tensor.shard_axis() == ShardAxis::Columns);
+        let at = |tensor: DecoderTensor| {
+            let cols = tensor.shape.matrix()?.cols;
+            // A matrix that cannot be read is for the loader to report.
+            let stored = self.stored(&tensor).ok()?;
+            Some((tensor.id, stored.input_boundaries(policy, cols)?))
+        };
+        summed.filter_map(at).collect()
     }
 
     /// Where all tensors can be cut of which the same is dealt out: between groups and pairs of inputs, else between packing
     /// units.
-    fn shard_boundaries(&self, policy: WeightPolicy) -> ShardBoundaries {
+    fn shard_boundaries(&self) -> ShardBoundaries {
         let mut all: BTreeMap<(Option<usize>, ShardUnit), SplitPoints> = BTreeMap::new();
-        let mut inputs = BTreeMap::new();
         for tensor in self.spec.tensors() {
             let Some(unit) = tensor.shard_unit() else {
                 continue;
@@ -387,34 +431,11 @@ impl Model {
                     _ => rows,
                 });
             };
-            let mut own = (SplitPoints::default(), SplitPoints::default());
-            let mut is_ordered = false;
-            let mut join_own = |weights: &QuantWeights<'_>, (rows, columns)| {
-                own = (own.0.and(rows), own.1.and(columns));
-                is_ordered |= names_groups(weights);
-                join((rows, columns));
-            };
             // A matrix that cannot be read is for the loader to report.
-            let kept = match self.stored(&tensor) {
-                Ok(Stored::Matrix(matrix)) => {
-                    join_own(&matrix.weights, matrix.borders());
-                    policy.keeps(&matrix.weights)
-                }
-                Ok(Stored::Experts(source)) => {
-                    source.each(|weights| join_own(&weights, borders(&weights, cols)));
-                    policy.keeps_experts(&source)
-                }
-                Ok(Stored::Vector) | Err(_) => false,
-            };
-            if kept && tensor.shard_axis() == ShardAxis::Columns {
-                let (rows, columns) = own;
-                // Devices may take inputs by twos.
-                let is_cut = !is_ordered && cols.is_multiple_of(2);
-                let at = InputBoundaries {
-                    inputs: is_cut.then_some(columns.even_groups()),
-                    outputs: vec![rows.groups, rows.units],
-                };
-                inputs.insert(tensor.id, at);
+            match self.stored(&tensor) {
+                Ok(Stored::Matrix(matrix)) => join(matrix.borders()),
+                Ok(Stored::Experts(source)) => source.each(|weights| join(borders(&weights, cols))),
+                Ok(Stored::Vector) | Err(_) => {}
             }
         }
         let of = |layer, unit| {
@@ -431,7 +452,7 @@ impl Model {
             channels: in_layers(ShardUnit::Channels),
             intermediate: in_layers(ShardUnit::Intermediate),
             shared: in_layers(ShardUnit::SharedIntermediate),
-            inputs,
+            inputs: BTreeMap::new(),
         }
     }
 

@@ -304,14 +304,31 @@ pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, 
     }
 }
 
-/// Whether groups are not runs of inputs as they lie (`desc_act` of GPTQ), so that those of a slice are parts of them all.
-pub(crate) fn names_groups(weights: &QuantWeights<'_>) -> bool {
-    let groups = match weights {
-        QuantWeights::Gptq(layer) => named_groups(layer.g_idx, layer.group_size),
-        QuantWeights::PackQuantized(layer) => named_groups(layer.g_idx, layer.group_size),
-        QuantWeights::Gguf(_) | QuantWeights::Awq(_) | QuantWeights::Fp8(_) => None,
-    };
-    groups.is_some()
+/// Of what borders between the inputs of a weight with rows of `cols` numbers are multiples if devices make of the parts what they
+/// make of the whole; `None` where that is nowhere.
+pub(crate) fn input_unit(weights: &QuantWeights<'_>, cols: usize) -> Option<usize> {
+    // Devices may take inputs by twos.
+    let is_even = cols.is_multiple_of(2);
+    // Groups may be cut, but not between inputs that are rounded together.
+    let in_groups = |units| lcm(units, INPUTS_AT_ONCE);
+    let (_, columns) = borders(weights, cols);
+    match weights {
+        QuantWeights::Gptq(layer) => {
+            let in_order = named_groups(layer.g_idx, layer.group_size).is_none();
+            in_order.then_some(in_groups(columns.units))
+        }
+        QuantWeights::PackQuantized(layer) => {
+            let in_order = named_groups(layer.g_idx, layer.group_size).is_none();
+            in_order.then_some(in_groups(columns.units))
+        }
+        // No group of a slice may be shorter than the others.
+        QuantWeights::Awq(_) if cols.is_multiple_of(INPUTS_AT_ONCE) => {
+            Some(in_groups(columns.units))
+        }
+        QuantWeights::Gguf(_) | QuantWeights::Awq(_) | QuantWeights::Fp8(_) => {
+            is_even.then_some(columns.even_groups())
+        }
+    }
 }
 
 /// The smallest slice around `at` that can be cut without being dequantised.
@@ -631,7 +648,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// The least common multiple; sizes of weights keep it small.
-fn lcm(a: usize, b: usize) -> usize {
+pub(crate) fn lcm(a: usize, b: usize) -> usize {
     (a / gcd(a, b)).saturating_mul(b).max(1)
 }
 

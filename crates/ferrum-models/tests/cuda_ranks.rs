@@ -132,6 +132,9 @@ fn bf16_ranks_stay_near_one() {
         "qwen3",
         "llama-quantized/model-q4_0.gguf",
         "llama-awq",
+        // With inputs that ranks gather.
+        "llama-gptq4-order",
+        "qwen3-moe-quantized/model-q8_0.gguf",
     ] {
         let vocab = open(&case(name).0).spec.vocab_size;
         for (whole, found) in compared::<_, Moe<Native>>(&devices, name) {

@@ -144,20 +144,34 @@ fn check_batches(device: &BackendDispatch, name: &str) -> [u64; 2] {
     [drafted, engine.handle().stats().preemptions]
 }
 
-/// Full attention, windows, quantised experts, and latent attention.
+/// A row has the same bits whatever is computed beside it. A test for each model, so that they run beside each other.
+/// Gives how many sequences lost their blocks on the way; `None` where there is no device.
+fn check_rows(name: &str) -> Option<u64> {
+    let device = device()?;
+    let [drafted, preemptions] = check_batches(&device, name);
+    assert!(drafted > 2, "{name}: {drafted} tokens of drafts");
+    Some(preemptions)
+}
+
 #[test]
-fn a_row_has_the_same_bits_whatever_is_computed_beside_it() {
-    let Some(device) = device() else { return };
-    let names = [
-        "llama3-tied",
-        "mistral-window",
-        "qwen3-moe-quantized/model-q4_0.gguf",
-        "deepseek2",
-    ];
-    let counts = names.map(|name| check_batches(&device, name));
-    println!("{counts:?}");
-    let sum = |i: usize| counts.iter().map(|c| c[i]).sum::<u64>();
-    assert!(sum(0) > 10 && sum(1) > 0, "{counts:?}");
+fn rows_have_the_same_bits_with_full_attention() {
+    assert_ne!(check_rows("llama3-tied"), Some(0));
+}
+
+#[test]
+fn rows_have_the_same_bits_with_windows() {
+    // What is behind a window is free again, so that all may have room.
+    check_rows("mistral-window");
+}
+
+#[test]
+fn rows_have_the_same_bits_with_quantised_experts() {
+    assert_ne!(check_rows("qwen3-moe-quantized/model-q4_0.gguf"), Some(0));
+}
+
+#[test]
+fn rows_have_the_same_bits_with_latent_attention() {
+    assert_ne!(check_rows("deepseek2"), Some(0));
 }
 
 #[test]

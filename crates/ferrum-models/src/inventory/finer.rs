@@ -2,25 +2,16 @@
 //!
 //! A product on one rank makes the partial sums of two and of four ranks ([`SumSplit`]), so that all three have the same bits.
 
-use super::TensorId;
-use super::gather::{GatheredProduct, GroupShards, gathered};
-use super::shard::{ShardBoundaries, layer_shards};
+use super::shard::{LayerShard, ShardBoundaries, layer_shards};
 use crate::spec::DecoderSpec;
 use ferrum_types::SumSplit;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A group that has several ranks for one.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct FinerGroup {
-    /// What they would hold.
-    pub(super) shards: GroupShards,
-    /// The products of the group over inputs of all ranks.
-    pub(super) gathered: BTreeMap<TensorId, GatheredProduct>,
-}
-
 /// What all ranks of a group hold of each layer.
-fn group_shards(
+pub(super) type GroupShards = Vec<Vec<LayerShard>>;
+
+/// What all ranks of a group hold.
+pub(super) fn group_shards(
     spec: &DecoderSpec,
     borders: &ShardBoundaries,
     ranks: usize,
@@ -30,40 +21,21 @@ fn group_shards(
         .collect()
 }
 
-/// The products of a group over inputs of all ranks.
-pub(super) fn gathered_in(
-    spec: &DecoderSpec,
-    borders: &ShardBoundaries,
-    ranks: usize,
-) -> BTreeMap<TensorId, GatheredProduct> {
-    if borders.inputs.is_empty() {
-        return BTreeMap::new();
-    }
-    let halves = std::iter::successors(Some(ranks), |n| {
-        (n.is_power_of_two() && *n > 2).then_some(n / 2)
-    });
-    let groups: Result<Vec<_>, _> = halves.map(|n| group_shards(spec, borders, n)).collect();
-    gathered(spec, &borders.inputs, &groups.unwrap_or_default())
-}
-
-/// Groups of two and of four, with what their ranks hold that are this rank's part of a group; none where they are not several, or
-/// where there is no such group.
+/// What ranks of groups of two and of four hold that are this rank's part of a group; none where they are not several, or where there is
+/// no such group.
 pub(super) fn finer(
     spec: &DecoderSpec,
     borders: &ShardBoundaries,
     (rank, ranks): (usize, usize),
-) -> [FinerGroup; 2] {
+) -> [GroupShards; 2] {
     [2, SumSplit::MAX_PARTS].map(|all| {
         if all == ranks || !all.is_multiple_of(ranks) {
-            return FinerGroup::default();
+            return GroupShards::new();
         }
         let each = all / ranks;
         let own = rank * each..(rank + 1) * each;
         let shards = group_shards(spec, borders, all);
-        FinerGroup {
-            shards: shards.map_or_else(|_| Vec::new(), |mut all| all.drain(own).collect()),
-            gathered: gathered_in(spec, borders, all),
-        }
+        shards.map_or_else(|_| Vec::new(), |mut all| all.drain(own).collect())
     })
 }
 

@@ -6,7 +6,8 @@
 //! rows give. So all ranks gather the inputs, each computes some of the outputs, and they gather these in turn: two exchanges for
 //! one, of a weight of which each rank still holds its share as it is stored.
 
-use super::shard::{LayerShard, split_evenly};
+use super::finer::{GroupShards, group_shards};
+use super::shard::{LayerShard, ShardBoundaries, split_evenly};
 use super::{DecoderTensor, TensorId};
 use crate::spec::DecoderSpec;
 use ferrum_types::SumSplit;
@@ -42,27 +43,27 @@ impl GatheredProduct {
     }
 }
 
-/// What all ranks of a group hold of each layer.
-pub(super) type GroupShards = Vec<Vec<LayerShard>>;
-
-/// The products of a group of `groups[0].len()` ranks whose inputs are gathered, for tensors with such boundaries. What a group of half as
-/// many ranks gathers, so does this one: `groups` are that one, half of it, and so on.
+/// The products of a group whose inputs are gathered.
 pub(super) fn gathered(
     spec: &DecoderSpec,
-    boundaries: &BTreeMap<TensorId, InputBoundaries>,
-    groups: &[GroupShards],
+    borders: &ShardBoundaries,
+    ranks: usize,
 ) -> BTreeMap<TensorId, GatheredProduct> {
-    let Some(own) = groups.first().filter(|group| group.len() > 1) else {
+    if borders.inputs.is_empty() || ranks < 2 {
         return BTreeMap::new();
-    };
+    }
+    // A group that cannot be made gathers nothing.
+    let group = group_shards(spec, borders, ranks).unwrap_or_default();
     let product = |(&id, at): (&TensorId, &InputBoundaries)| {
         let tensor = spec.tensor(id)?;
         let shape = tensor.shape.matrix()?;
-        if !groups.iter().any(|group| !is_cut_at(&tensor, at, group)) {
+        let inputs = inputs_of(&tensor, &group)?;
+        let is_border =
+            |place: usize| place == 0 || at.inputs.is_some_and(|unit| place.is_multiple_of(unit));
+        if inputs.iter().all(|part| is_border(part.start)) {
             return None;
         }
-        let inputs = inputs_of(&tensor, own)?;
-        let outputs = split_evenly(shape.rows, &at.outputs, own.len())?;
+        let outputs = split_evenly(shape.rows, &at.outputs, ranks)?;
         let unit = at.outputs.last().copied().unwrap_or(1).max(1);
         let in_format = outputs
             .iter()
@@ -74,7 +75,7 @@ pub(super) fn gathered(
         };
         in_format.then_some((id, product))
     };
-    boundaries.iter().filter_map(product).collect()
+    borders.inputs.iter().filter_map(product).collect()
 }
 
 /// The inputs of each rank.
@@ -82,16 +83,6 @@ fn inputs_of(tensor: &DecoderTensor, group: &GroupShards) -> Option<Vec<Range<us
     let layer = tensor.id.layer?;
     let range = |rank: &Vec<LayerShard>| rank.get(layer)?.range(tensor);
     group.iter().map(range).collect()
-}
-
-/// Whether a group's borders between inputs are where a weight can be cut.
-fn is_cut_at(tensor: &DecoderTensor, at: &InputBoundaries, group: &GroupShards) -> bool {
-    let Some(inputs) = inputs_of(tensor, group) else {
-        return true;
-    };
-    let is_border =
-        |place: usize| place == 0 || at.inputs.is_some_and(|unit| place.is_multiple_of(unit));
-    inputs.iter().all(|part| is_border(part.start))
 }
 
 #[cfg(test)]
@@ -145,7 +136,7 @@ mod tests {
 
     /// One rank, a rank of two and a rank of four make the same sums.
     #[test]
-    fn sums_are_those_of_groups_that_sum() {
+    fn sums_are_those_of_one_rank() {
         let splits = |case: &(DecoderSpec, TensorId, ShardBoundaries)| {
             let (spec, down, borders) = case;
             let tensor = spec.tensor(*down).unwrap();
@@ -158,12 +149,13 @@ mod tests {
             })
         };
         let at = |cuts| SumSplit::at(cuts).unwrap();
-        let whole = SumSplit::WHOLE;
-        let quarters = [at(&[24, 48, 72]), at(&[24]), whole];
-        assert_eq!(splits(&cut_at(Some(24), 1)), quarters);
-        // Four gather what two sum: each of the four makes both sums.
-        assert_eq!(splits(&cut_at(Some(48), 1)), [at(&[48]), whole, at(&[48])]);
-        assert_eq!(splits(&cut_at(None, 1)), [whole; 3]);
+        let quarters = at(&[24, 48, 72]);
+        let summed = [quarters, at(&[24]), SumSplit::WHOLE];
+        assert_eq!(splits(&cut_at(Some(24), 1)), summed);
+        // Four gather what two sum: each of the four makes all sums.
+        let by_four = [quarters, at(&[24]), quarters];
+        assert_eq!(splits(&cut_at(Some(48), 1)), by_four);
+        assert_eq!(splits(&cut_at(None, 1)), [quarters; 3]);
         // An adapter's numbers can be cut anywhere.
         let (spec, down, borders) = &cut_at(None, 1);
         let cut = RankShard::new(spec, borders, (1, 2)).unwrap();

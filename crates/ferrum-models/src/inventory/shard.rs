@@ -10,8 +10,8 @@
 //! ranks hold the same one, and share the query heads that read it. Where a weight cannot be cut between inputs, the inputs are
 //! [gathered](GatheredProduct) instead.
 
-use super::finer::{FinerGroup, finer, gathered_in, split_as};
-use super::gather::{GatheredProduct, InputBoundaries};
+use super::finer::{GroupShards, finer, split_as};
+use super::gather::{GatheredProduct, InputBoundaries, gathered};
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
 use ferrum_types::SumSplit;
@@ -254,8 +254,8 @@ pub struct RankShard {
     layers: Vec<LayerShard>,
     /// Products over inputs of all ranks.
     gathered: BTreeMap<TensorId, GatheredProduct>,
-    /// Groups of two and of four, where this one's part is that of several ranks.
-    finer: [FinerGroup; 2],
+    /// What this one's ranks in groups of two and of four would hold, where they are several.
+    finer: [GroupShards; 2],
 }
 
 /// What a rank holds of a layer.
@@ -360,7 +360,7 @@ impl RankShard {
                 "found a vocabulary of {found} tokens, expected at least {ranks} for as many ranks"
             )
         })?;
-        let mut gathered = gathered_in(spec, borders, ranks);
+        let mut gathered = gathered(spec, borders, ranks);
         if !gathered.is_empty() {
             let alone = Self::whole_with_splits(spec, borders);
             for (id, product) in &mut gathered {
@@ -381,9 +381,6 @@ impl RankShard {
     /// The same parts with no inputs gathered: all products over inputs that are cut are summed over ranks.
     pub(crate) fn without_gathers(mut self) -> Self {
         self.gathered.clear();
-        self.finer
-            .iter_mut()
-            .for_each(|group| group.gathered.clear());
         self
     }
 
@@ -456,7 +453,7 @@ impl RankShard {
         };
         let shape = gqa.qkv_shape(0);
         let split = |unit: usize, of: fn(&LayerShard) -> (Range<usize>, bool)| {
-            self.split_of(layer, [true; 2], |shard| {
+            self.split_of(layer, |shard| {
                 let (heads, counts) = of(shard);
                 (heads.start * unit..heads.end * unit, counts)
             })
@@ -503,35 +500,24 @@ impl RankShard {
         if let Some(product) = self.gathered(tensor.id) {
             return product.sums;
         }
-        let sums = |group: &FinerGroup| !group.gathered.contains_key(&tensor.id);
         match (tensor.shard_axis(), tensor.id.layer) {
-            (ShardAxis::Columns, Some(layer)) => {
-                self.split_of(layer, self.finer.each_ref().map(sums), |shard| {
-                    (shard.range(tensor).unwrap_or_default(), true)
-                })
-            }
+            (ShardAxis::Columns, Some(layer)) => self.split_of(layer, |shard| {
+                (shard.range(tensor).unwrap_or_default(), true)
+            }),
             _ => SumSplit::WHOLE,
         }
     }
 
-    /// How sums over what `of` says that ranks hold of a layer, and whether it counts, are cut: for groups of two and of four that make
-    /// such sums.
-    fn split_of(
-        &self,
-        layer: usize,
-        sums: [bool; 2],
-        of: impl Fn(&LayerShard) -> (Range<usize>, bool),
-    ) -> SumSplit {
+    /// How sums over what `of` says that ranks hold of a layer, and whether it counts, are cut.
+    fn split_of(&self, layer: usize, of: impl Fn(&LayerShard) -> (Range<usize>, bool)) -> SumSplit {
         let Some((own, _)) = self.layers.get(layer).map(&of) else {
             return SumSplit::WHOLE;
         };
-        let parts = |group: usize| -> Vec<_> {
-            let shards = self.finer[group].shards.iter();
-            let shards = shards.filter(|_| sums[group]);
-            let shards = shards.filter_map(|layers| layers.get(layer));
+        let parts = |group: &GroupShards| -> Vec<_> {
+            let shards = group.iter().filter_map(|layers| layers.get(layer));
             shards.map(&of).collect()
         };
-        split_as(&own, [parts(0), parts(1)])
+        split_as(&own, self.finer.each_ref().map(parts))
     }
 
     /// Along what a tensor is cut for this group.

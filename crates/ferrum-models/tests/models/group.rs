@@ -15,6 +15,7 @@ use ferrum_models::{
     WeightPolicy, load_rank_weights, rank_memory_plan,
 };
 use ferrum_types::{AdapterId, Error, TokenId};
+use safetensors::tensor::{TensorView, serialize_to_file};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -259,6 +260,52 @@ fn adapters_are_cut_with_the_model() {
             );
             assert!(group.unload_adapter(id) && !group.unload_adapter(id));
         }
+    }
+}
+
+/// An adapter of maps whose inputs ranks gather is cut as if they did not.
+#[test]
+fn adapters_of_gathered_maps_have_the_bits_of_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+    let config = r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 4}"#;
+    std::fs::write(file("adapter_config.json"), config).unwrap();
+    let maps = [("self_attn.o_proj", 128), ("mlp.down_proj", 96)];
+    let matrices: Vec<(String, [usize; 2])> = maps
+        .iter()
+        .flat_map(|(map, inputs)| {
+            let name = format!("base_model.model.model.layers.0.{map}");
+            let name = |side| format!("{name}.lora_{side}.weight");
+            [(name("A"), [2, *inputs]), (name("B"), [64, 2])]
+        })
+        .collect();
+    let values: Vec<f32> = (0..256)
+        .map(|i| (i * 37 % 101) as f32 / 80.0 - 0.6)
+        .collect();
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let tensors = matrices.iter().map(|(name, shape)| {
+        let bytes = &bytes[..4 * shape[0] * shape[1]];
+        let view = TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes);
+        (name, view.unwrap())
+    });
+    serialize_to_file(tensors, None, &file("adapter_model.safetensors")).unwrap();
+    let adapter = Arc::new(LoraFolder::open(dir.path()).unwrap());
+    let path = fixtures().join("llama-gptq4-order");
+    let (model, tokens) = (
+        open(&path),
+        expected(&path.join("expected.safetensors")).tokens,
+    );
+    let devices = cpus(4, Isa::best());
+    let adapted = |ranks| {
+        let mut group = group::<_, Native>(&devices[..ranks], &model);
+        let plain = logits(&mut group, (&tokens, None), 7);
+        group.load_adapter(AdapterId(7), &adapter).unwrap();
+        (plain, logits(&mut group, (&tokens, Some(AdapterId(7))), 7))
+    };
+    let alone = adapted(1);
+    assert_ne!(alone.0, alone.1);
+    for ranks in [2, 4] {
+        assert_eq!(adapted(ranks), alone, "{ranks} ranks");
     }
 }
 

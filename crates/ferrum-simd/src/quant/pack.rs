@@ -142,8 +142,7 @@ impl PackedMatrix {
         self.shape
     }
 
-    /// Cuts the sums over inputs, unless a cut lies inside a unit or a block, or inputs are in an order of their own: a rank then
-    /// dequantises its part.
+    /// Cuts the sums over inputs, but not inside a unit or a block, and not of inputs in an order of their own: ranks have no such parts.
     pub(crate) fn split_sums(&mut self, split: SumSplit) {
         self.sums = match self.order {
             None => {

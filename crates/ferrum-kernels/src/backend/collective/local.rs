@@ -43,7 +43,7 @@ struct Shared {
     /// What each rank posted, in even and in odd turns. A rank that posts in turn `t + 2` knows that all have posted
     /// in turn `t + 1`, so all have taken what was posted in turn `t`.
     slots: Vec<[RwLock<Slot>; 2]>,
-    /// [`State::turns`], for ranks that look without the lock.
+    /// Turns in which all ranks have posted. Changed with the lock of the state held.
     turns: AtomicU64,
     state: Mutex<State>,
     /// A turn or the group has ended.
@@ -59,8 +59,6 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Turns in which all ranks have posted.
-    turns: u64,
     /// Ranks that have posted in this turn.
     posted: usize,
     /// What the first of them called.
@@ -101,10 +99,15 @@ impl LocalRank {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether all ranks have posted in a turn.
+    fn has_ended(&self, turn: u64) -> bool {
+        self.shared.turns.load(Ordering::Acquire) > turn
+    }
+
     /// Waits a little for the others in a turn.
     fn look(&self, turn: u64) {
         for _ in 0..LOOKS {
-            if self.shared.turns.load(Ordering::Acquire) > turn {
+            if self.has_ended(turn) {
                 return;
             }
             std::thread::yield_now();
@@ -177,8 +180,7 @@ impl GroupTransport for LocalRank {
         if state.posted == self.size() {
             state.posted = 0;
             state.call = None;
-            state.turns += 1;
-            self.shared.turns.store(state.turns, Ordering::Release);
+            self.shared.turns.fetch_add(1, Ordering::Release);
             self.shared.changed.notify_all();
         }
         Ok(())
@@ -189,7 +191,7 @@ impl GroupTransport for LocalRank {
         self.look(turn);
         let mut state = self.state();
         // A turn that all have posted in is whole, whatever became of the group since.
-        while state.turns <= turn {
+        while !self.has_ended(turn) {
             if let Some(failure) = &state.failure {
                 return Err(self.ended("gather", failure));
             }

@@ -22,7 +22,14 @@ const CUTS: [&[usize]; 4] = [
 enum Matrix {
     Floats(SrcDtype, Vec<u8>),
     Blocks(GgufQuantType, Vec<u8>),
+    /// Codes of 4 bits in groups of [`GROUP`] inputs, which cuts lie inside of; and a scale for each.
+    Groups(Vec<u8>, Vec<half::f16>),
 }
+
+/// Inputs of a group.
+const GROUP: usize = 512;
+/// Inputs of a group of a part.
+const PART_GROUP: usize = 256;
 
 impl Matrix {
     fn floats(dtype: SrcDtype, rows: usize) -> Self {
@@ -49,8 +56,26 @@ impl Matrix {
         Self::Blocks(ty, blocks)
     }
 
+    fn groups(rows: usize) -> Self {
+        let mut random = Random::new(7);
+        let codes = (0..rows * INPUTS / 2).map(|_| random.next() as u8);
+        let codes = codes.collect();
+        let scales = random.vec(rows * INPUTS.div_ceil(GROUP));
+        let scales = scales.into_iter().map(|x| half::f16::from_f32(x / 8.0));
+        Self::Groups(codes, scales.collect())
+    }
+
+    /// The scales of some columns in groups of so many.
+    fn scales(scales: &[half::f16], cols: &std::ops::Range<usize>, group: usize) -> Vec<u8> {
+        let rows = scales.chunks_exact(INPUTS.div_ceil(GROUP));
+        let firsts = || cols.clone().step_by(group);
+        rows.flat_map(|row| firsts().flat_map(|col| row[col / GROUP].to_le_bytes()))
+            .collect()
+    }
+
     fn name(&self) -> String {
         match self {
+            Matrix::Groups(..) => "pack-quantized".to_owned(),
             Matrix::Floats(dtype, _) => dtype.to_string(),
             Matrix::Blocks(ty, _) => ty.to_string(),
         }
@@ -61,6 +86,7 @@ impl Matrix {
         let (bytes, place): (_, Box<dyn Fn(usize) -> usize>) = match self {
             Matrix::Floats(dtype, bytes) => (bytes, Box::new(|col| col * dtype.size())),
             Matrix::Blocks(ty, bytes) => (bytes, Box::new(|col| ty.bytes_for(col).unwrap())),
+            Matrix::Groups(bytes, _) => (bytes, Box::new(|col| col / 2)),
         };
         let rows = bytes.chunks_exact(place(INPUTS));
         rows.flat_map(|row| row[place(cols.start)..place(cols.end)].to_vec())
@@ -101,6 +127,25 @@ impl Matrix {
                 CpuBackend::split_quant_sums(&mut weight, split);
                 CpuBackend::gemm_quant(ctx, &x, &weight, &mut out, shape).unwrap();
             }
+            Matrix::Groups(_, scales) => {
+                let group_size = if k == INPUTS { GROUP } else { PART_GROUP };
+                let scales = Self::scales(scales, &cols, group_size);
+                let part = PackQuantizedWeights {
+                    bits: 4,
+                    group_size,
+                    in_features: k,
+                    out_features: OUTPUTS,
+                    codes: &bytes,
+                    scales: &scales,
+                    scale_dtype: SrcDtype::F16,
+                    zeros: PackedZeros::None,
+                    g_idx: None,
+                };
+                let part = [QuantWeights::PackQuantized(part)];
+                let mut weight = device.load_layers_fused(&part, k).unwrap();
+                CpuBackend::split_layer_sums(&mut weight, split);
+                CpuBackend::gemm_gptq(ctx, &x, &weight, &mut out, shape).unwrap();
+            }
         }
         host::<CpuBackend, _>(ctx, &out)
     }
@@ -125,7 +170,8 @@ fn products_are_trees_of_those_of_parts() {
     let blocks = native.map(|ty| Matrix::blocks(ty, OUTPUTS));
     let floats =
         [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16].map(|dtype| Matrix::floats(dtype, OUTPUTS));
-    let all: Vec<_> = blocks.chain(floats).collect();
+    let groups = [Matrix::groups(OUTPUTS)];
+    let all: Vec<_> = blocks.chain(floats).chain(groups).collect();
     assert!(all.len() > 15);
     let x = Random::new(9).vec(ROWS[ROWS.len() - 1] * INPUTS);
     for matrix in all {
