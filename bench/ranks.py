@@ -26,14 +26,15 @@ def arguments():
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--gen", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=3, help="runs of a process, of which the median counts")
     parser.add_argument("--threads-only", action="store_true")
     return parser.parse_args()
 
 
 def measure(args, before, more):
     """Tokens per second of prompt and answer."""
-    command = [*before, args.ferrum, "bench", args.model, "--backend", "cpu", "--json", "--repeat", "1", "--no-weight-cache"]
-    command += ["--prompt", str(args.prompt), "--gen", str(args.gen), *more]
+    command = [*before, args.ferrum, "bench", args.model, "--backend", "cpu", "--json", "--no-weight-cache"]
+    command += ["--prompt", str(args.prompt), "--gen", str(args.gen), "--repeat", str(args.repeat), *more]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}:\n{done.stderr}")
