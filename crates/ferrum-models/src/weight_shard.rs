@@ -3,8 +3,8 @@
 //! A slice of a format that is stored row by row is a view of the file, its columns too; everything else is copied once,
 //! matrix by matrix, while it is loaded. Formats are cut between their packing units. Groups and blocks that share a scale may be cut
 //! inside: the slice then has smaller groups, of which several have the same scale, so it stands for exactly the
-//! same numbers. A slice that begins or ends inside a packing unit (columns inside a ggml block, outputs inside a
-//! word of codes) is dequantised to f32. [`borders`] says where neither is needed.
+//! same numbers. A slice that begins or ends inside a packing unit (columns inside a ggml block) is dequantised
+//! to f32; outputs of GPTQ that are packed together become codes of four bits. [`borders`] says where neither is needed.
 
 use crate::experts::ExpertSource;
 use crate::inventory::{DecoderTensor, RankShard, ShardAxis};
@@ -12,13 +12,17 @@ use ferrum_kernels::{
     AwqWeights, ExpertShape, Fp8Weights, GgufRows, GptqWeights, MatShape, PackQuantizedWeights,
     PackedZeros, QuantWeights,
 };
+use ferrum_quant::gptq::{pack_codes, pack_zeros};
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 
+mod boundaries;
+
+pub(crate) use boundaries::{SplitPoints, borders, input_unit, lcm};
+use boundaries::{gcd, gptq_unit, named_groups, numbers, per_word};
+
 const OP: &str = "slice_weight";
-/// Inputs of quantised weights whose activations devices round together.
-const INPUTS_AT_ONCE: usize = 32;
 
 /// What a rank holds of a matrix: rows and columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,109 +232,6 @@ impl<'a> ExpertSlices<'a> {
     }
 }
 
-/// Where a weight can be cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SplitPoints {
-    /// Between packing units: elsewhere a slice has to be dequantised.
-    pub(crate) units: usize,
-    /// Between groups too: elsewhere groups become smaller, which kernels may not take.
-    pub(crate) groups: usize,
-}
-
-impl Default for SplitPoints {
-    /// Everywhere.
-    fn default() -> Self {
-        Self {
-            units: 1,
-            groups: 1,
-        }
-    }
-}
-
-impl SplitPoints {
-    fn new(units: usize, group: usize, size: usize) -> Self {
-        // A group as long as the row, or longer, is cut anyway, but not inside what devices take at once.
-        let group = if group < size { group } else { INPUTS_AT_ONCE };
-        Self {
-            units,
-            groups: lcm(units, group.max(1)),
-        }
-    }
-
-    /// Where groups can be cut, but for an odd place: devices may take inputs by twos.
-    pub(crate) fn even_groups(self) -> usize {
-        lcm(self.groups, 2)
-    }
-
-    /// Where both can be cut.
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            units: lcm(self.units, other.units),
-            groups: lcm(self.groups, other.groups),
-        }
-    }
-}
-
-/// Where rows and columns of a weight with rows of `cols` numbers can be cut.
-pub(crate) fn borders(weights: &QuantWeights<'_>, cols: usize) -> (SplitPoints, SplitPoints) {
-    let unit = |units| SplitPoints {
-        units,
-        groups: units,
-    };
-    match weights {
-        QuantWeights::Gguf(part) => (unit(1), unit(part.ty.block_len())),
-        QuantWeights::Gptq(layer) => {
-            let (codes, _) = gptq_unit(layer.bits);
-            let group = run_length(layer.g_idx, layer.group_size);
-            (unit(codes), SplitPoints::new(codes, group, cols))
-        }
-        QuantWeights::Awq(layer) => (unit(8), SplitPoints::new(1, layer.group_size, cols)),
-        QuantWeights::PackQuantized(layer) => {
-            let codes = per_word(layer);
-            let group = run_length(layer.g_idx, layer.group_size);
-            let rows = match layer.zeros {
-                PackedZeros::Words(_) => codes,
-                PackedZeros::None | PackedZeros::Bytes(_) => 1,
-            };
-            (unit(rows), SplitPoints::new(codes, group, cols))
-        }
-        QuantWeights::Fp8(layer) => {
-            let [rows, width] = layer.block;
-            (
-                SplitPoints::new(1, rows, layer.out_features),
-                SplitPoints::new(1, width, cols),
-            )
-        }
-    }
-}
-
-/// Of what borders between the inputs of a weight with rows of `cols` numbers are multiples if devices make of the parts what they
-/// make of the whole; `None` where that is nowhere.
-pub(crate) fn input_unit(weights: &QuantWeights<'_>, cols: usize) -> Option<usize> {
-    // Devices may take inputs by twos.
-    let is_even = cols.is_multiple_of(2);
-    // Groups may be cut, but not between inputs that are rounded together.
-    let in_groups = |units| lcm(units, INPUTS_AT_ONCE);
-    let (_, columns) = borders(weights, cols);
-    match weights {
-        QuantWeights::Gptq(layer) => {
-            let in_order = named_groups(layer.g_idx, layer.group_size).is_none();
-            in_order.then_some(in_groups(columns.units))
-        }
-        QuantWeights::PackQuantized(layer) => {
-            let in_order = named_groups(layer.g_idx, layer.group_size).is_none();
-            in_order.then_some(in_groups(columns.units))
-        }
-        // No group of a slice may be shorter than the others.
-        QuantWeights::Awq(_) if cols.is_multiple_of(INPUTS_AT_ONCE) => {
-            Some(in_groups(columns.units))
-        }
-        QuantWeights::Gguf(_) | QuantWeights::Awq(_) | QuantWeights::Fp8(_) => {
-            is_even.then_some(columns.even_groups())
-        }
-    }
-}
-
 /// The smallest slice around `at` that can be cut without being dequantised.
 fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatShard) -> MatShard {
     let (row, col) = borders(weights, cols);
@@ -347,7 +248,7 @@ fn aligned(weights: &QuantWeights<'_>, cols: usize, at: &MatShard) -> MatShard {
 fn cut<'a>(weights: &QuantWeights<'a>, cols: usize, at: &MatShard) -> Result<Slice<'a>> {
     match weights {
         QuantWeights::Gguf(part) => cut_blocks(part, cols, at),
-        QuantWeights::Gptq(layer) => Ok(cut_gptq(layer, at)),
+        QuantWeights::Gptq(layer) => cut_gptq(layer, at),
         QuantWeights::Awq(layer) => Ok(cut_awq(layer, at)),
         QuantWeights::PackQuantized(layer) => Ok(cut_packed(layer, at)),
         QuantWeights::Fp8(layer) => Ok(cut_fp8(layer, at)),
@@ -378,9 +279,15 @@ fn cut_blocks<'a>(part: &GgufRows<'a>, cols: usize, at: &MatShard) -> Result<Sli
     })))
 }
 
-fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatShard) -> Slice<'a> {
+fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatShard) -> Result<Slice<'a>> {
     let n = layer.out_features;
     let (codes, words) = gptq_unit(layer.bits);
+    if [at.rows.start, at.rows.end]
+        .iter()
+        .any(|row| !row.is_multiple_of(codes))
+    {
+        return cut_widened(layer, at);
+    }
     let packed = |count: usize| count / codes * words;
     let groups = Groups::new(
         layer.group_size,
@@ -410,7 +317,58 @@ fn cut_gptq<'a>(layer: &GptqWeights<'a>, at: &MatShard) -> Slice<'a> {
         g_idx: groups.g_idx.map(|_| &[][..]),
         ..*layer
     };
-    copied(QuantWeights::Gptq(form), tensors)
+    Ok(copied(QuantWeights::Gptq(form), tensors))
+}
+
+/// A slice that begins or ends inside a packing unit of outputs, in codes of four bits. Codes and zero points are moved so that the middle
+/// of the codes, which devices subtract first, is the same number: so products have the same bits.
+fn cut_widened<'a>(layer: &GptqWeights<'a>, at: &MatShard) -> Result<Slice<'a>> {
+    const BITS: u32 = 4;
+    let (unit, _) = gptq_unit(layer.bits);
+    let (first, end) = (
+        at.rows.start / unit * unit,
+        at.rows.end.next_multiple_of(unit),
+    );
+    let around = MatShard {
+        rows: first..end,
+        cols: at.cols.clone(),
+    };
+    let around = cut_gptq(layer, &around)?;
+    let QuantWeights::Gptq(part) = around.weights() else {
+        return Err(Error::invalid(OP, "the slice has another format"));
+    };
+    let fail = |e: ferrum_quant::QuantError| Error::invalid(OP, e.to_string());
+    let (n, k) = (part.out_features, part.in_features);
+    let groups = part.scales.len() / (2 * n).max(1);
+    let (mut codes, mut zeros) = (vec![0; n * k], vec![0; n * groups]);
+    part.codes(&mut codes).map_err(fail)?;
+    part.zeros(&mut zeros).map_err(fail)?;
+    let rows = at.rows.start - first..at.rows.end - first;
+    let outputs: Vec<_> = rows.clone().collect();
+    let middle = |bits: u32| 1u8 << (bits - 1);
+    let moved = |code: &u8| code + (middle(BITS) - middle(part.bits));
+    let codes: Vec<_> = codes[rows.start * k..rows.end * k]
+        .iter()
+        .map(moved)
+        .collect();
+    let zeros = zeros.chunks_exact(n).flat_map(|group| &group[rows.clone()]);
+    let zeros: Vec<_> = zeros.map(moved).collect();
+    let all: Vec<_> = (0..groups).collect();
+    let tensors = [
+        Cow::Owned(pack_codes(BITS, &codes, k, rows.len()).map_err(fail)?),
+        Cow::Owned(pack_zeros(BITS, part.zero_points, &zeros, rows.len()).map_err(fail)?),
+        Cow::Owned(pick(part.scales, (n, 2), &all, &outputs).into_owned()),
+        Cow::Owned(part.g_idx.unwrap_or_default().to_vec()),
+    ];
+    let form = GptqWeights {
+        bits: BITS,
+        in_features: k,
+        out_features: rows.len(),
+        group_size: part.group_size,
+        g_idx: part.g_idx.map(|_| &[][..]),
+        ..*layer
+    };
+    Ok(copied(QuantWeights::Gptq(form), tensors))
 }
 
 fn cut_awq<'a>(layer: &AwqWeights<'a>, at: &MatShard) -> Slice<'a> {
@@ -569,42 +527,12 @@ impl Groups {
     }
 }
 
-/// i32 numbers of a file, none of which is negative.
-fn numbers(bytes: &[u8]) -> impl Iterator<Item = usize> {
-    let number = |b: &[u8]| b.iter().rev().fold(0usize, |n, &b| n << 8 | usize::from(b));
-    bytes.chunks_exact(4).map(number)
-}
-
-/// The groups that a layer names, where they are not just runs of `size` features: many writers always name them.
-fn named_groups(g_idx: Option<&[u8]>, size: usize) -> Option<&[u8]> {
-    let is_run = |(feature, group): (usize, usize)| feature / size.max(1) == group;
-    g_idx.filter(|bytes| !numbers(bytes).enumerate().all(is_run))
-}
-
-/// Features that share a group as they lie; 1 where a layer names groups in another order.
-fn run_length(g_idx: Option<&[u8]>, size: usize) -> usize {
-    named_groups(g_idx, size).map_or(size, |_| 1)
-}
-
 fn copied<'a>(form: QuantWeights<'a>, tensors: [Cow<'a, [u8]>; 4]) -> Slice<'a> {
     Slice::Copied(form, tensors)
 }
 
 fn none<'a>() -> Cow<'a, [u8]> {
     Cow::Borrowed(&[])
-}
-
-/// Codes that are packed together, and the words that they take.
-fn gptq_unit(bits: u32) -> (usize, usize) {
-    match bits {
-        3 => (32, 3),
-        bits => (32 / bits.clamp(1, 32) as usize, 1),
-    }
-}
-
-/// Codes in a word.
-fn per_word(layer: &PackQuantizedWeights<'_>) -> usize {
-    32 / layer.bits.clamp(1, 32) as usize
 }
 
 /// Bytes `cols` of the rows `rows`, each `width` bytes long: a view where rows are taken whole.
@@ -638,18 +566,6 @@ fn pick<'a>(
         }
     }
     Cow::Owned(out)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    match b {
-        0 => a.max(1),
-        _ => gcd(b, a % b),
-    }
-}
-
-/// The least common multiple; sizes of weights keep it small.
-pub(crate) fn lcm(a: usize, b: usize) -> usize {
-    (a / gcd(a, b)).saturating_mul(b).max(1)
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 //! A rank has some of the inputs of a product behind attention or behind an activation, and holds the columns of the weight
 //! that belong to them. Some formats cannot be cut there: a block of ggml lies across the border, or the inputs of a group are
 //! spread over all ranks (`desc_act` of GPTQ). What a device makes of such a weight, with rounded activations, only the whole
-//! rows give. So all ranks gather the inputs, each computes some of the outputs, and they gather these in turn: two exchanges for
-//! one, of a weight of which each rank still holds its share as it is stored.
+//! rows give. So such a layer is column-parallel: all ranks gather the inputs (`all_gather`), each computes some of the outputs, and
+//! they gather these, which takes the place of one `all_reduce`. Each rank holds its share of the weight as it is stored.
 
-use super::finer::{GroupShards, group_shards};
 use super::shard::{LayerShard, ShardBoundaries, split_evenly};
+use super::sum_split::{GroupShards, group_shards};
 use super::{DecoderTensor, TensorId};
 use crate::spec::DecoderSpec;
 use ferrum_types::SumSplit;

@@ -5,12 +5,12 @@
 //! alone; what files call a tensor is asked of their [`WeightNames`](crate::WeightNames). This module
 //! reads no file and knows no device.
 
-mod finer;
 mod gather;
 mod list;
 mod names;
 mod shard;
 mod stage;
+mod sum_split;
 
 pub use gather::{GatheredProduct, InputBoundaries};
 pub(crate) use names::of_expert;

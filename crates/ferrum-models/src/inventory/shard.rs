@@ -10,8 +10,8 @@
 //! ranks hold the same one, and share the query heads that read it. Where a weight cannot be cut between inputs, the inputs are
 //! [gathered](GatheredProduct) instead.
 
-use super::finer::{GroupShards, finer, split_as};
 use super::gather::{GatheredProduct, InputBoundaries, gathered};
+use super::sum_split::{GroupShards, finer, split_as};
 use super::{DecoderTensor, TensorId, TensorPart, TensorRole, TensorShape};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec};
 use ferrum_types::SumSplit;

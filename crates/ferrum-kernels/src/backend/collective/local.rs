@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 /// What messages call this transport.
 const NAME: &str = "local group";
 
-/// How often a rank looks for the others, and lets other threads run, before it sleeps: they are mostly a few microseconds behind, and
-/// waking a thread takes longer.
-const LOOKS: usize = 200;
+/// How often a rank spins, and lets other threads run, before it sleeps: the others are mostly a few microseconds behind, and waking a
+/// thread takes longer.
+const SPINS: usize = 200;
 
 /// A group of ranks in one process.
 #[derive(Debug)]
@@ -104,9 +104,9 @@ impl LocalRank {
         self.shared.turns.load(Ordering::Acquire) > turn
     }
 
-    /// Waits a little for the others in a turn.
-    fn look(&self, turn: u64) {
-        for _ in 0..LOOKS {
+    /// Waits a little for the others in a turn, awake.
+    fn spin(&self, turn: u64) {
+        for _ in 0..SPINS {
             if self.has_ended(turn) {
                 return;
             }
@@ -188,7 +188,7 @@ impl GroupTransport for LocalRank {
 
     fn gather(&self, take: &mut dyn FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
         let turn = self.turn.load(Ordering::Relaxed);
-        self.look(turn);
+        self.spin(turn);
         let mut state = self.state();
         // A turn that all have posted in is whole, whatever became of the group since.
         while !self.has_ended(turn) {

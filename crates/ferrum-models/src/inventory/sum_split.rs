@@ -1,4 +1,4 @@
-//! Groups that have several ranks for one, and sums that are cut as theirs.
+//! How sums of one rank are cut, so that larger groups of ranks make the same.
 //!
 //! A product on one rank makes the partial sums of two and of four ranks ([`SumSplit`]), so that all three have the same bits.
 
