@@ -88,6 +88,7 @@ impl Kernel for Row<'_> {
             count,
             out,
         } = self;
+        assert!(row < count, "a row of the tile");
         let order = order.map(|order| order.as_chunks::<UNIT>().0);
         let units = x.as_chunks::<UNIT>().0;
         for (u, out) in out.chunks_exact_mut(WORDS * count).enumerate() {
@@ -108,15 +109,19 @@ impl Kernel for Row<'_> {
             let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
             let (first, first_sum) = codes(s, low, inverse);
             let (second, second_sum) = codes(s, high, inverse);
-            for (t, (&low, &high)) in first.iter().zip(&second).enumerate() {
-                out[t * count + row] = low;
-                out[(STEPS / 2 + t) * count + row] = high;
-            }
             let sum = first_sum + second_sum;
-            out[word::SCALE * count + row] = scale.to_bits() as i32;
+            let mut put = |word: usize, value: i32| {
+                // SAFETY: words are below WORDS and the row is below `count`, so the place is inside the unit.
+                unsafe { *out.get_unchecked_mut(word * count + row) = value };
+            };
+            for t in 0..STEPS / 2 {
+                put(t, first[t]);
+                put(STEPS / 2 + t, second[t]);
+            }
+            put(word::SCALE, scale.to_bits() as i32);
             // At most 16 · 127 each.
-            out[word::LESS_SUMS * count + row] = (-first_sum & 0xffff) | (-second_sum << 16);
-            out[word::SCALED_SUM * count + row] = (scale * sum as f32).to_bits() as i32;
+            put(word::LESS_SUMS, (-first_sum & 0xffff) | (-second_sum << 16));
+            put(word::SCALED_SUM, (scale * sum as f32).to_bits() as i32);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! AVX2 with FMA and F16C, and possibly AVX-VNNI: two registers for a vector.
 
+use super::sse2::{largest_of_four, sum_of_four, words_and_sum};
 use super::{ByteProducts, LANES, Simd};
 use core::arch::x86_64::*;
 
@@ -35,6 +36,26 @@ pub(crate) struct V(__m256, __m256);
 /// Lanes 0–7 and 8–15.
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
+
+/// [`Simd::sum`] of what is left of eight lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn sum_of_eight(v: __m256) -> f32 {
+    sum_of_four(_mm_add_ps(
+        _mm256_castps256_ps128(v),
+        _mm256_extractf128_ps::<1>(v),
+    ))
+}
+
+/// [`Simd::largest`] of what is left of eight lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn largest_of_eight(v: __m256) -> f32 {
+    largest_of_four(_mm_max_ps(
+        _mm256_extractf128_ps::<1>(v),
+        _mm256_castps256_ps128(v),
+    ))
+}
 
 /// The low half of each lane.
 #[inline]
@@ -200,8 +221,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
     #[inline(always)]
     fn bytes_of_magic(self, v: V) -> ([i32; LANES / 4], i32) {
-        let (mut words, mut sums) = ([0; LANES / 4], [0; 4]);
-        // SAFETY: see the impl; the arrays have 16 bytes.
+        // SAFETY: see the impl.
         unsafe {
             // The low byte alone, as at every level: others hold garbage where there was no number.
             let a = _mm256_slli_epi32::<24>(_mm256_castps_si256(v.0));
@@ -211,15 +231,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let pairs = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
             let bytes = _mm256_packs_epi16(pairs, pairs);
             let bytes = _mm256_permute4x64_epi64::<0b00_00_10_00>(bytes);
-            _mm_storeu_si128(words.as_mut_ptr().cast(), _mm256_castsi256_si128(bytes));
-            let all = _mm256_add_epi32(a, b);
-            let all = _mm_add_epi32(
-                _mm256_castsi256_si128(all),
-                _mm256_extracti128_si256::<1>(all),
-            );
-            _mm_storeu_si128(sums.as_mut_ptr().cast(), all);
+            words_and_sum(_mm256_castsi256_si128(bytes))
         }
-        (words, sums[0] + sums[1] + sums[2] + sums[3])
+    }
+    #[inline(always)]
+    fn sum(self, v: V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { sum_of_eight(_mm256_add_ps(v.0, v.1)) }
+    }
+    #[inline(always)]
+    fn largest(self, v: V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { largest_of_eight(_mm256_max_ps(v.1, v.0)) }
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> V {

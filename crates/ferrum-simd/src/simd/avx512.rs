@@ -1,5 +1,7 @@
 //! AVX-512: one register for a vector. The level with dot products of bf16 differs in those alone.
 
+use super::avx2::{largest_of_eight, sum_of_eight};
+use super::sse2::words_and_sum;
 use super::{ByteProducts, LANES, Simd};
 use core::arch::asm;
 use core::arch::x86_64::*;
@@ -31,6 +33,14 @@ unsafe fn rows_apart(rows: &[*const u8; LANES], first: usize, at: usize) -> __m5
         let v = _mm512_inserti32x4::<2>(v, _mm_loadu_si128(rows[first + 8].add(at).cast()));
         _mm512_inserti32x4::<3>(v, _mm_loadu_si128(rows[first + 12].add(at).cast()))
     }
+}
+
+/// Lanes 0–7 and 8–15.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves(v: __m512) -> [__m256; 2] {
+    let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v));
+    [_mm512_castps512_ps256(v), _mm256_castpd_ps(high)]
 }
 
 // SAFETY of every block below: `self` proves that the CPU has AVX-512 F, BW and VNNI (and BF16 where it is
@@ -127,6 +137,27 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(v));
             _mm512_castsi512_ps(_mm512_add_epi32(n, _mm512_set1_epi32(0x3f80_0000)))
+        }
+    }
+    #[inline(always)]
+    fn bytes_of_magic(self, v: Self::V) -> ([i32; LANES / 4], i32) {
+        // SAFETY: see the impl.
+        unsafe { words_and_sum(_mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
+    }
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let [low, high] = halves(v);
+            sum_of_eight(_mm256_add_ps(low, high))
+        }
+    }
+    #[inline(always)]
+    fn largest(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let [low, high] = halves(v);
+            largest_of_eight(_mm256_max_ps(high, low))
         }
     }
     #[inline(always)]

@@ -59,6 +59,36 @@ fn fma_four(a: __m128, b: __m128, c: __m128) -> __m128 {
     _mm_movelh_ps(first, second)
 }
 
+/// Sum of the lanes of the last steps of [`Simd::sum`].
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn sum_of_four(v: __m128) -> f32 {
+    let pairs = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps::<1>(pairs, pairs)))
+}
+
+/// Largest lane of the last steps of [`Simd::largest`].
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn largest_of_four(v: __m128) -> f32 {
+    let pairs = _mm_max_ps(_mm_movehl_ps(v, v), v);
+    _mm_cvtss_f32(_mm_max_ss(_mm_shuffle_ps::<1>(pairs, pairs), pairs))
+}
+
+/// Sixteen signed bytes as four words, and their sum.
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn words_and_sum(bytes: __m128i) -> ([i32; LANES / 4], i32) {
+    let mut words = [0; LANES / 4];
+    // SAFETY: the array has 16 bytes.
+    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), bytes) };
+    // There are sums of unsigned bytes alone: each is 128 more, with its top bit flipped.
+    let unsigned = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+    let halves = _mm_sad_epu8(unsigned, _mm_setzero_si128());
+    let both = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));
+    (words, _mm_cvtsi128_si32(both) - 128 * LANES as i32)
+}
+
 /// `table[b]` for each byte `b < 16`.
 #[inline(never)]
 #[target_feature(enable = "sse2")]
@@ -343,18 +373,26 @@ impl Simd for Sse2 {
     }
     #[inline(always)]
     fn bytes_of_magic(self, v: V) -> ([i32; LANES / 4], i32) {
-        // SAFETY: see the impl; the arrays have 16 bytes.
+        // SAFETY: see the impl.
         unsafe {
-            let (mut words, mut sums) = ([0; LANES / 4], [0; 4]);
             // The low byte alone, as at every level: others hold garbage where there was no number.
             let low = |v| _mm_srai_epi32::<24>(_mm_slli_epi32::<24>(_mm_castps_si128(v)));
             let [a, b, c, d] = each!(low; v);
-            let bytes = _mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
-            let all = _mm_add_epi32(_mm_add_epi32(a, b), _mm_add_epi32(c, d));
-            _mm_storeu_si128(words.as_mut_ptr().cast(), bytes);
-            _mm_storeu_si128(sums.as_mut_ptr().cast(), all);
-            (words, sums[0] + sums[1] + sums[2] + sums[3])
+            words_and_sum(_mm_packs_epi16(
+                _mm_packs_epi32(a, b),
+                _mm_packs_epi32(c, d),
+            ))
         }
+    }
+    #[inline(always)]
+    fn sum(self, [a, b, c, d]: V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { sum_of_four(_mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d))) }
+    }
+    #[inline(always)]
+    fn largest(self, [a, b, c, d]: V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { largest_of_four(_mm_max_ps(_mm_max_ps(d, b), _mm_max_ps(c, a))) }
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> V {
