@@ -277,6 +277,13 @@ impl<K: KeyValues> Task<'_, K> {
         self.call.config.visible(at, self.queries.kv_len)
     }
 
+    /// Whether all of these rows of the task see the whole tile that begins with key `tile`.
+    fn all_see(&self, rows: Range<usize>, tile: usize) -> bool {
+        let (first, last) = (self.rows.start + rows.start, self.rows.start + rows.end - 1);
+        // Windows move to the right with the queries.
+        self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end
+    }
+
     /// Packs the queries and clears the state.
     fn begin(&mut self, tile_rows: usize) {
         let dim = self.call.key_dim;
@@ -308,10 +315,8 @@ impl<K: KeyValues> Task<'_, K> {
         // More rows than one register tile would take the tile apart again and again, and a row that
         // sees a part of it would read past what is there.
         let whole = keys.len() == KEYS && self.rows.len() <= tile_rows;
-        let (first, last) = (self.rows.start, self.rows.end - 1);
-        let seen_by_all =
-            self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end;
-        let direct = (whole && seen_by_all).then(|| self.call.source.direct(self.at, tile));
+        let direct = whole && self.all_see(0..self.rows.len(), tile);
+        let direct = direct.then(|| self.call.source.direct(self.at, tile));
         if let Some(direct) = direct.flatten() {
             return self.row_tile(exec, 0..self.rows.len(), tile, direct);
         }
@@ -344,13 +349,15 @@ impl<K: KeyValues> Task<'_, K> {
     /// Takes the keys of a tile that begins with key `tile` into the rows of one register tile.
     fn row_tile<D: KeyTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
         // What each row sees of this tile.
-        let mut seen = [(0, 0); MAX_ROWS];
-        for (row, seen) in of.clone().zip(&mut seen) {
-            let visible = self.visible(self.rows.start + row);
-            *seen = (
-                visible.start.clamp(tile, tile + KEYS) - tile,
-                visible.end.clamp(tile, tile + KEYS) - tile,
-            );
+        let mut seen = [(0, KEYS); MAX_ROWS];
+        if !self.all_see(of.clone(), tile) {
+            for (row, seen) in of.clone().zip(&mut seen) {
+                let visible = self.visible(self.rows.start + row);
+                *seen = (
+                    visible.start.clamp(tile, tile + KEYS) - tile,
+                    visible.end.clamp(tile, tile + KEYS) - tile,
+                );
+            }
         }
         let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());
         exec.level.run(RowTile {

@@ -11,8 +11,12 @@ use std::sync::Arc;
 
 /// Work, in element operations, below which waking another thread costs more than it brings.
 const WORTH_A_THREAD: usize = 16 << 10;
-/// Tasks per thread: enough that a late thread does not make the others wait.
+/// Tasks per thread: enough that a late thread does not make the others wait for long.
 const TASKS_PER_THREAD: usize = 4;
+/// Tasks per thread where each is at least [`LARGE_TASK`].
+const MAX_TASKS_PER_THREAD: usize = 16;
+/// Element operations of a task that is worth being one of many: some ten microseconds.
+const LARGE_TASK: usize = 1 << 19;
 
 /// The threads and the level that ops run with.
 pub struct Exec {
@@ -29,11 +33,13 @@ impl Exec {
     /// costs about `cost` element operations; small work stays on this thread.
     pub fn parallel_for(&self, units: usize, cost: usize, f: impl Fn(Range<usize>, usize) + Sync) {
         let total = units.saturating_mul(cost.max(1));
+        let threads = self.pool.threads();
+        let large = (total / LARGE_TASK).min(threads * MAX_TASKS_PER_THREAD);
         let tasks = units
-            .min(self.pool.threads() * TASKS_PER_THREAD)
+            .min(large.max(threads * TASKS_PER_THREAD))
             .min(total / WORTH_A_THREAD)
             .max(1);
-        if tasks == 1 || self.pool.threads() == 1 {
+        if tasks == 1 || threads == 1 {
             if units > 0 {
                 f(0..units, 0);
             }

@@ -90,7 +90,8 @@ impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
                 both.each_mut().map(|one| &mut one[..])
             }
         };
-        let partials = partials.map(SharedMut::new);
+        let [left, right] = partials;
+        let partials = [SharedMut::new(left), SharedMut::new(right)];
         let mut panels = self.panels.clone();
         while rows == 1 && panels.len() >= STREAMS {
             self.direct::<S, 1, STREAMS>(s, panels.start, (0, true), partials);
@@ -222,7 +223,10 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let MatShape { rows: n, cols: k } = weight.shape;
         let columns = panels.start * PANEL..(panels.end * PANEL).min(n);
         let places = (panels.len() * PANEL, (rows.start, columns.start));
-        let [left, right] = partials.map(|place| Columns::from(place, places.0, places.1));
+        // Written out: `map` is a call here, of code for any processor.
+        let [left, right] = partials;
+        let left = Columns::from(left, places.0, places.1);
+        let right = Columns::from(right, places.0, places.1);
         let split = sums.split();
         for part in 0..split.parts() {
             let units = split.part(part, k / UNIT);
