@@ -12,7 +12,7 @@ use crate::memory::SharedMut;
 use crate::simd::{LANES, Simd};
 
 /// Words (of 32 bits) of a unit of a row.
-pub(crate) const WORDS: usize = STEPS + 3;
+pub(crate) const WORDS: usize = STEPS + 4;
 
 /// Which word of a unit holds what; in a tile of `rows` rows word `w` of row `r` is at `w·rows + r`.
 pub(crate) mod word {
@@ -21,8 +21,10 @@ pub(crate) mod word {
     pub(crate) const SCALE: usize = STEPS;
     /// Two i16: less the sum of the first sixteen codes, and of the others.
     pub(crate) const LESS_SUMS: usize = STEPS + 1;
+    /// i32: less the sum of all codes.
+    pub(crate) const LESS_SUM: usize = STEPS + 2;
     /// f32: the sum of all codes times the scale.
-    pub(crate) const SCALED_SUM: usize = STEPS + 2;
+    pub(crate) const SCALED_SUM: usize = STEPS + 3;
 }
 
 const _: () = assert!(word::SCALED_SUM + 1 == WORDS);
@@ -121,6 +123,7 @@ impl Kernel for Row<'_> {
             put(word::SCALE, scale.to_bits() as i32);
             // At most 16 · 127 each.
             put(word::LESS_SUMS, (-first_sum & 0xffff) | (-second_sum << 16));
+            put(word::LESS_SUM, -sum);
             put(word::SCALED_SUM, (scale * sum as f32).to_bits() as i32);
         }
     }

@@ -28,6 +28,8 @@ const ACTS_AT_ONCE: usize = 192 << 10;
 const DIRECT_TILES: usize = 2;
 /// Rows whose activations of a unit have room in the registers of any level.
 const FEW_ROWS: usize = 2;
+/// Rows whose results are taken to be in a cache.
+const CACHED_ROWS: usize = 16;
 /// Units of a panel that are decoded at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
 const UNITS_AT_ONCE: usize = 16;
@@ -167,6 +169,10 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             (row..row + MR, first..first + N),
             #[inline(always)]
             |units, to| {
+                if MR > FEW_ROWS && self.product.rows > CACHED_ROWS {
+                    (first..first + N)
+                        .for_each(|panel| self.prefetch_out::<S, MR>(s, to, panel, row));
+                }
                 let mut sums = [[[s.zero(); MR]; 2]; N];
                 for u in units {
                     for (p, sums) in sums.iter_mut().enumerate() {
@@ -249,6 +255,25 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
                         unsafe { AddColumns::new((from, to), rows, columns) }.run(s);
                     },
                 );
+            }
+        }
+    }
+
+    /// Asks for the lines that a tile's sums of a panel will be stored to. Stores go to memory in order: one that waits for its line
+    /// holds back those of the next tile's sums, which soon are as many as the processor keeps.
+    #[inline(always)]
+    fn prefetch_out<S: ByteProducts, const MR: usize>(
+        &self,
+        s: S,
+        columns: Columns<'_>,
+        panel: usize,
+        row: usize,
+    ) {
+        let cols = PANEL.min(self.product.weight.shape.rows - panel * PANEL);
+        let start = columns.rows(row..row + MR, panel * PANEL, cols);
+        for r in 0..MR {
+            for at in (0..cols).step_by(LANES) {
+                s.prefetch(start.wrapping_add(r * columns.stride + at).cast());
             }
         }
     }
@@ -371,6 +396,9 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let acts = &self.product.acts[row * (k / UNIT) * WORDS..];
         let acts = &acts[units.start * MR * WORDS..][..units.len() * MR * WORDS];
         let pace = share.div_ceil(units.len());
+        if MR > FEW_ROWS && self.product.rows > CACHED_ROWS && !add {
+            self.prefetch_out::<S, MR>(s, to, panel, row);
+        }
         for half in 0..2 {
             let mut sums = [s.zero(); MR];
             let some = self.each_row::<MR>(

@@ -221,6 +221,17 @@ impl<const MR: usize> Rows<MR> {
         // SAFETY: the caller's contract.
         f32::from_bits(unsafe { self.int(word, row) } as u32)
     }
+
+    /// Less the sum of a row's codes, times a power of two, in all lanes.
+    ///
+    /// # Safety
+    /// As [`int`](Self::int).
+    #[inline(always)]
+    unsafe fn less_sum<S: Simd>(self, s: S, row: usize, times: i32) -> S::I {
+        // SAFETY: the caller's contract.
+        let sum = s.splat_i(unsafe { self.int(word::LESS_SUM, row) });
+        s.shl_i(sum, times.trailing_zeros() as usize)
+    }
 }
 
 /// Adds half a unit times `MR` rows to `sums`.
@@ -294,8 +305,19 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
     let run = Steps::<S, W>::RUN;
     let mut totals = [s.splat_i(0); MR];
     let mut products = [s.no_products(); MR];
+    // What codes are too large by: their zero point, or what the level flips.
+    let above = match (W::CodeLayout::WIDE, S::WIDE_FLIP) {
+        (false, _) => W::CodeLayout::ZERO,
+        (true, 0) => 0,
+        (true, _) => 128,
+    };
     // SAFETY: the caller's contract; words are those of `acts::word`, and rows are below MR.
     unsafe {
+        if subs == 1 && above != 0 && W::CodeLayout::WIDE {
+            unrolled!(r < MR => {
+                totals[r] = rows.less_sum(s, r, above);
+            });
+        }
         let mut factors = [s.splat_i(0); 2];
         if subs == 2 {
             factors = weights.factors(s);
@@ -334,17 +356,9 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
                 }
             }
         });
-        // What codes are too large by: their zero point, or what the level flips.
-        let above = match (W::CodeLayout::WIDE, S::WIDE_FLIP) {
-            (false, _) => W::CodeLayout::ZERO,
-            (true, 0) => 0,
-            (true, _) => 128,
-        };
-        if subs == 1 && above != 0 {
-            let above = s.splat_i(above << 16 | above);
+        if subs == 1 && above != 0 && !W::CodeLayout::WIDE {
             unrolled!(r < MR => {
-                let less = s.splat_i(rows.int(word::LESS_SUMS, r));
-                totals[r] = s.add_i(totals[r], s.dot_pairs(above, less));
+                totals[r] = s.add_i(totals[r], rows.less_sum(s, r, above));
             });
         }
     }
