@@ -113,7 +113,7 @@ impl Kernel for Row<'_> {
             let (second, second_sum) = codes(s, high, inverse);
             let sum = first_sum + second_sum;
             let mut put = |word: usize, value: i32| {
-                // SAFETY: words are below WORDS and the row is below `count`, so the place is inside the unit.
+                // SAFETY: words are below WORDS and the row is below `count` (asserted), and a unit has WORDS for each of `count` rows.
                 unsafe { *out.get_unchecked_mut(word * count + row) = value };
             };
             for t in 0..STEPS / 2 {

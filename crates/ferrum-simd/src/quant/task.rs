@@ -28,7 +28,7 @@ const ACTS_AT_ONCE: usize = 192 << 10;
 const DIRECT_TILES: usize = 2;
 /// Rows whose activations of a unit have room in the registers of any level.
 const FEW_ROWS: usize = 2;
-/// Rows whose results are taken to be in a cache.
+/// Up to so many rows, results are taken to be in a cache and are not prefetched.
 const CACHED_ROWS: usize = 16;
 /// Units of a panel that are decoded at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
@@ -169,9 +169,8 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             (row..row + MR, first..first + N),
             #[inline(always)]
             |units, to| {
-                if MR > FEW_ROWS && self.product.rows > CACHED_ROWS {
-                    (first..first + N)
-                        .for_each(|panel| self.prefetch_out::<S, MR>(s, to, panel, row));
+                for panel in first..first + N {
+                    self.prefetch_out::<S, MR>(s, to, panel, row);
                 }
                 let mut sums = [[[s.zero(); MR]; 2]; N];
                 for u in units {
@@ -259,8 +258,8 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         }
     }
 
-    /// Asks for the lines that a tile's sums of a panel will be stored to. Stores go to memory in order: one that waits for its line
-    /// holds back those of the next tile's sums, which soon are as many as the processor keeps.
+    /// Prefetches the cache lines to which a tile's sums of a panel will be stored. Stores reach memory in order: while one waits for
+    /// its line, those of the next tile fill the processor's queue of stores.
     #[inline(always)]
     fn prefetch_out<S: ByteProducts, const MR: usize>(
         &self,
@@ -269,6 +268,9 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         panel: usize,
         row: usize,
     ) {
+        if MR <= FEW_ROWS || self.product.rows <= CACHED_ROWS {
+            return;
+        }
         let cols = PANEL.min(self.product.weight.shape.rows - panel * PANEL);
         let start = columns.rows(row..row + MR, panel * PANEL, cols);
         for r in 0..MR {
@@ -396,7 +398,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let acts = &self.product.acts[row * (k / UNIT) * WORDS..];
         let acts = &acts[units.start * MR * WORDS..][..units.len() * MR * WORDS];
         let pace = share.div_ceil(units.len());
-        if MR > FEW_ROWS && self.product.rows > CACHED_ROWS && !add {
+        if !add {
             self.prefetch_out::<S, MR>(s, to, panel, row);
         }
         for half in 0..2 {

@@ -228,6 +228,10 @@ impl<const MR: usize> Rows<MR> {
     /// As [`int`](Self::int).
     #[inline(always)]
     unsafe fn less_sum<S: Simd>(self, s: S, row: usize, times: i32) -> S::I {
+        debug_assert!(
+            times.count_ones() == 1,
+            "a shift multiplies by a power of two"
+        );
         // SAFETY: the caller's contract.
         let sum = s.splat_i(unsafe { self.int(word::LESS_SUM, row) });
         s.shl_i(sum, times.trailing_zeros() as usize)

@@ -37,7 +37,7 @@ pub(crate) struct V(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
 
-/// [`Simd::sum`] of what is left of eight lanes.
+/// The last steps of [`Simd::sum`], from eight lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn sum_of_eight(v: __m256) -> f32 {
@@ -47,7 +47,7 @@ pub(super) fn sum_of_eight(v: __m256) -> f32 {
     ))
 }
 
-/// [`Simd::largest`] of what is left of eight lanes.
+/// The last steps of [`Simd::largest`], from eight lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn largest_of_eight(v: __m256) -> f32 {

@@ -256,7 +256,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         x[0]
     }
 
-    /// Largest lane of a vector without NaN.
+    /// Largest lane, by [`max`](Self::max) of the high half and the low one, four times.
     #[inline(always)]
     fn largest(self, v: Self::V) -> f32 {
         let mut x = self.to_array(v);

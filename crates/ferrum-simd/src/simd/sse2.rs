@@ -59,7 +59,7 @@ fn fma_four(a: __m128, b: __m128, c: __m128) -> __m128 {
     _mm_movelh_ps(first, second)
 }
 
-/// Sum of the lanes of the last steps of [`Simd::sum`].
+/// The last steps of [`Simd::sum`], from four lanes.
 #[inline]
 #[target_feature(enable = "sse2")]
 pub(super) fn sum_of_four(v: __m128) -> f32 {
@@ -67,7 +67,7 @@ pub(super) fn sum_of_four(v: __m128) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps::<1>(pairs, pairs)))
 }
 
-/// Largest lane of the last steps of [`Simd::largest`].
+/// The last steps of [`Simd::largest`], from four lanes.
 #[inline]
 #[target_feature(enable = "sse2")]
 pub(super) fn largest_of_four(v: __m128) -> f32 {
@@ -82,7 +82,7 @@ pub(super) fn words_and_sum(bytes: __m128i) -> ([i32; LANES / 4], i32) {
     let mut words = [0; LANES / 4];
     // SAFETY: the array has 16 bytes.
     unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), bytes) };
-    // There are sums of unsigned bytes alone: each is 128 more, with its top bit flipped.
+    // SSE2 sums unsigned bytes only: with its top bit flipped, a byte is 128 larger.
     let unsigned = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
     let halves = _mm_sad_epu8(unsigned, _mm_setzero_si128());
     let both = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));

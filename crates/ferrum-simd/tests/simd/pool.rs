@@ -1,5 +1,7 @@
 //! The pool: every task runs once, whoever calls and whatever happens in it.
 
+use crate::Run;
+use ferrum_simd::isa::{Isa, Level};
 use ferrum_simd::threads::Pool;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -25,6 +27,31 @@ fn every_task_runs_once() {
         for tasks in [0, 1, 2, 7, 100] {
             assert!(counts(&pool, tasks).iter().all(|n| *n == 1));
         }
+    }
+}
+
+#[test]
+fn ranges_cover_all_units_and_are_as_many_as_their_cost_is_worth() {
+    let run = Run::new(Level::new(Isa::Scalar).unwrap(), 3);
+    for (units, cost, expected) in [
+        (0, 1, 0),
+        (1000, 1, 1),
+        (1000, 1 << 10, 12),
+        (1000, 1 << 15, 48),
+        (30, 1 << 19, 30),
+        (20, 1 << 19, 20),
+        (1000, usize::MAX, 48),
+    ] {
+        let hits: Vec<_> = (0..units).map(|_| AtomicUsize::new(0)).collect();
+        let ranges = AtomicUsize::new(0);
+        run.exec.parallel_for(units, cost, |range, _| {
+            ranges.fetch_add(1, SeqCst);
+            hits[range].iter().for_each(|hit| {
+                hit.fetch_add(1, SeqCst);
+            });
+        });
+        assert_eq!(ranges.into_inner(), expected, "{units} units of {cost}");
+        assert!(hits.into_iter().all(|hit| hit.into_inner() == 1));
     }
 }
 

@@ -36,6 +36,21 @@ const NUMBERS: [f32; 23] = [
     1e20,
 ];
 
+/// Numbers whose sum depends on the order of additions.
+const INEXACT: [f32; 11] = [
+    0.1,
+    -1e-3,
+    std::f32::consts::PI,
+    1.0 / 3.0,
+    1e5,
+    -16_777_217.0,
+    7.7,
+    -0.3,
+    1e-40,
+    12_345.678,
+    -2.0 / 7.0,
+];
+
 /// Every operation on the same inputs.
 struct Everything;
 
@@ -89,9 +104,15 @@ impl Everything {
                 note("silu", math::silu(s, a));
                 note("gelu", math::gelu(s, a));
                 note("gelu_tanh", math::gelu_tanh(s, a));
-                let finite = around(&NUMBERS[..9], first, step);
-                note("sum", s.splat(s.sum(s.lanes(finite))));
-                note("largest", s.splat(s.largest(s.lanes(finite))));
+                let inexact = around(&INEXACT, first, step);
+                note("sum", s.splat(s.sum(s.lanes(inexact))));
+                note("largest", s.splat(s.largest(a)));
+                for (name, few) in [
+                    ("largest of zeros", &[0.0, -0.0][..]),
+                    ("largest below zero", &[-1.0, -2.5, -1e-3, -1.0, -88.5][..]),
+                ] {
+                    note(name, s.splat(s.largest(s.lanes(around(few, first, step)))));
+                }
                 let part = first % (LANES + 1);
                 let some = s.load_part(&around::<f32, LANES>(&NUMBERS, first, 1)[..part], 0.25);
                 note("load_part", some);
@@ -111,9 +132,23 @@ impl Everything {
             let v = |most| s.add(s.lanes(numbers(most)), magic);
             let power = s.to_array(s.pow2_of_magic(v(128)));
             found.push((format!("pow2_of_magic {first}"), number_bits(power)));
-            let (words, sum) = s.bytes_of_magic(v(127));
+            let mut note = |name: String, v| {
+                let (words, sum) = s.bytes_of_magic(v);
+                let words = words.into_iter().chain([sum]).map(|x| x as u32);
+                found.push((name, words.collect()));
+            };
+            note(format!("bytes_of_magic {first}"), v(127));
+            // What is there where no number was: the low byte of any bits.
+            let bits = |i: usize| 0x1234_5678_u32.rotate_left((first + 127) as u32 + 3 * i as u32);
+            let any = std::array::from_fn(|i| f32::from_bits((bits(i) & !0xff) | 0x80));
+            note(format!("bytes_of_magic {first}, -128"), s.lanes(any));
+            let any = std::array::from_fn(|i| f32::from_bits(bits(i)));
+            note(format!("bytes_of_magic {first}, any bits"), s.lanes(any));
+        }
+        for first in 0..NUMBERS.len() {
+            let (words, sum) = s.bytes_of_magic(s.lanes(around(&NUMBERS, first, 1)));
             let words = words.into_iter().chain([sum]).map(|x| x as u32);
-            found.push((format!("bytes_of_magic {first}"), words.collect()));
+            found.push((format!("bytes_of_magic of number {first}"), words.collect()));
         }
     }
 
