@@ -18,6 +18,7 @@ pub use contiguous::{flash_attention, mla_attention};
 
 use super::exec::{Exec, Scratch};
 use super::gemm::lane::F32Lane;
+use super::gemm::pack::pack_tile;
 use super::gemm::tile::{F32Columns, MAX_ROWS, PANEL, SplitColumns};
 use super::memory::SharedMut;
 use super::simd::{LANES, Simd};
@@ -250,7 +251,7 @@ struct Task<'a, K> {
 impl<K: KeyValues> Task<'_, K> {
     fn run(mut self, exec: &Exec) {
         let tile_rows = exec.level.run(TileRows);
-        self.begin(tile_rows);
+        self.begin(exec, tile_rows);
         let (first, last) = (self.rows.start, self.rows.end - 1);
         // Windows move to the right with the queries.
         let (start, end) = (self.visible(first).start, self.visible(last).end);
@@ -285,20 +286,20 @@ impl<K: KeyValues> Task<'_, K> {
     }
 
     /// Packs the queries and clears the state.
-    fn begin(&mut self, tile_rows: usize) {
+    fn begin(&mut self, exec: &Exec, tile_rows: usize) {
         let dim = self.call.key_dim;
         let count = self.rows.len();
+        let packed = std::mem::take(&mut self.work.q);
+        for (t, tile) in packed[..count * dim]
+            .chunks_mut((tile_rows * dim).max(1))
+            .enumerate()
+        {
+            let first = self.rows.start + t * tile_rows;
+            pack_tile::<F32Lane>(exec, tile.len() / dim, |row| self.query(first + row), tile);
+        }
+        self.work.q = packed;
         for r in 0..count {
-            let (token, head) = self.token_and_head(self.rows.start + r);
-            let token = self.queries.first_token + token;
-            let at = token * self.call.q_strides.0 + head * self.call.q_strides.1;
-            let q = &self.call.q[at..][..dim];
-            let first = r / tile_rows * tile_rows;
-            let rows = tile_rows.min(count - first);
-            let tile = &mut self.work.q[first * dim..][..rows * dim];
-            for (to, from) in tile[r - first..].iter_mut().step_by(rows).zip(q) {
-                *to = *from;
-            }
+            let (_, head) = self.token_and_head(self.rows.start + r);
             // A sink is a key that was seen first, with weight 1 and no value.
             let sink = self.call.sinks.map(|sinks| sinks[head]);
             self.work.largest[r] = sink.unwrap_or(f32::NEG_INFINITY);
@@ -307,6 +308,14 @@ impl<K: KeyValues> Task<'_, K> {
             sums[0] = if sink.is_some() { 1.0 } else { 0.0 };
         }
         self.work.acc[..count * self.stride].fill(0.0);
+    }
+
+    /// The query of a row.
+    fn query(&self, row: usize) -> &[f32] {
+        let (token, head) = self.token_and_head(row);
+        let (of_token, of_head) = self.call.q_strides;
+        let at = (self.queries.first_token + token) * of_token + head * of_head;
+        &self.call.q[at..][..self.call.key_dim]
     }
 
     /// Takes the keys of one tile (or a part of it) into all rows.

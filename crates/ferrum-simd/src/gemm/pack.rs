@@ -416,17 +416,26 @@ pub(crate) fn pack_rows<L: Lane>(
             let count = tile_rows.min(rows - first);
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { out.part(first * steps, count * steps) };
-            pack_tile::<L>(count, |i| &x[(first + i) * k..][..k], out);
+            pack_tile::<L>(exec, count, |i| &x[(first + i) * k..][..k], out);
         }
     });
 }
 
+/// Rows from which on it is faster to transpose them in registers.
+const TRANSPOSED_ROWS: usize = 4;
+
 /// Packs a tile of `count` rows.
 pub(crate) fn pack_tile<'a, L: Lane>(
+    exec: &Exec,
     count: usize,
     of: impl Fn(usize) -> &'a [f32],
     out: &mut [f32],
 ) {
+    if L::INPUTS == 1 && (TRANSPOSED_ROWS..=LANES).contains(&count) {
+        // Lanes past the last row get it again.
+        let rows = std::array::from_fn(|i| of(i.min(count - 1)));
+        return exec.level.run(TransposedRows { rows, count, out });
+    }
     // Blocks of steps keep the lines that are being filled in the first-level cache.
     const STEPS: usize = 64;
     for (b, block) in out.chunks_mut(STEPS * count).enumerate() {
@@ -435,6 +444,48 @@ pub(crate) fn pack_tile<'a, L: Lane>(
             let lanes = source.chunks_exact(L::INPUTS).map(L::of);
             for (to, from) in block[i..].iter_mut().step_by(count).zip(lanes) {
                 *to = from;
+            }
+        }
+    }
+}
+
+/// `out[step · count + row] = rows[row][step]` for the first `count` rows.
+struct TransposedRows<'a> {
+    rows: [&'a [f32]; LANES],
+    count: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for TransposedRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        /// Steps of one transposition.
+        const STEPS: usize = 4;
+        let Self { rows, count, out } = self;
+        let steps = out.len() / count;
+        let mut starts = [std::ptr::null(); LANES];
+        for (start, row) in starts.iter_mut().zip(&rows) {
+            *start = row[..steps].as_ptr().cast::<u8>();
+        }
+        let mut step = 0;
+        // A vector is stored whole: its lanes past the last row are overwritten by the steps after it.
+        while step + STEPS <= steps && (step + STEPS - 1) * count + LANES <= out.len() {
+            let place = out.as_mut_ptr().wrapping_add(step * count);
+            // SAFETY: each row has so many steps (sliced so), and the place of each vector lies inside.
+            unsafe {
+                let [a, b, c, d] = s.load_rows(&starts, step * size_of::<f32>());
+                s.store_i(place.cast(), a);
+                s.store_i(place.add(count).cast(), b);
+                s.store_i(place.add(2 * count).cast(), c);
+                s.store_i(place.add(3 * count).cast(), d);
+            }
+            step += STEPS;
+        }
+        for step in step..steps {
+            for row in 0..count {
+                out[step * count + row] = rows[row][step];
             }
         }
     }

@@ -292,7 +292,7 @@ fn pack_lanes<L: Lane>(exec: &Exec, input: &Input<'_>, tiles: &[[usize; 3]], pac
         for &[place, rows, _] in &tiles[range] {
             // SAFETY: each tile is packed by one task, and tiles do not overlap.
             let out = unsafe { packed.part(place * steps, rows * steps) };
-            pack_tile::<L>(rows, |row| input.row(place + row), out);
+            pack_tile::<L>(exec, rows, |row| input.row(place + row), out);
         }
     });
 }
