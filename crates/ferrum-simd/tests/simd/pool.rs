@@ -1,7 +1,7 @@
 //! The pool: every task runs once, whoever calls and whatever happens in it.
 
 use crate::Run;
-use ferrum_simd::isa::{Isa, Level};
+use ferrum_simd::isa::Level;
 use ferrum_simd::threads::Pool;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -32,7 +32,7 @@ fn every_task_runs_once() {
 
 #[test]
 fn ranges_cover_all_units_and_are_as_many_as_their_cost_is_worth() {
-    let run = Run::new(Level::new(Isa::Scalar).unwrap(), 3);
+    let run = Run::new(Level::best(), 3);
     for (units, cost, expected) in [
         (0, 1, 0),
         (1000, 1, 1),
