@@ -290,6 +290,7 @@ impl<K: KeyValues> Task<'_, K> {
         let dim = self.call.key_dim;
         let count = self.rows.len();
         let packed = std::mem::take(&mut self.work.q);
+        // Queries of no elements make no tiles.
         for (t, tile) in packed[..count * dim]
             .chunks_mut((tile_rows * dim).max(1))
             .enumerate()

@@ -15,7 +15,7 @@ const WORTH_A_THREAD: usize = 16 << 10;
 const TASKS_PER_THREAD: usize = 4;
 /// Tasks per thread where each is at least [`LARGE_TASK`].
 const MAX_TASKS_PER_THREAD: usize = 16;
-/// Element operations of a task that is worth being one of many: at least ten microseconds.
+/// Element operations of a task that is worth being one of many: about ten microseconds.
 const LARGE_TASK: usize = 1 << 19;
 
 /// The threads and the level that ops run with.

@@ -421,7 +421,7 @@ pub(crate) fn pack_rows<L: Lane>(
     });
 }
 
-/// Rows from which on it is faster to transpose them in registers.
+/// Fewer rows are packed one after the other: of a transposed vector they would use a few lanes.
 const TRANSPOSED_ROWS: usize = 4;
 
 /// Packs a tile of `count` rows.

@@ -19,10 +19,10 @@ pub(crate) mod word {
     use super::STEPS;
     /// f32: the scale.
     pub(crate) const SCALE: usize = STEPS;
-    /// Two i16: less the sum of the first sixteen codes, and of the others.
-    pub(crate) const LESS_SUMS: usize = STEPS + 1;
-    /// i32: less the sum of all codes.
-    pub(crate) const LESS_SUM: usize = STEPS + 2;
+    /// Two i16: the negated sum of the first sixteen codes, and of the others.
+    pub(crate) const NEGATED_SUMS: usize = STEPS + 1;
+    /// i32: the negated sum of all codes.
+    pub(crate) const NEGATED_SUM: usize = STEPS + 2;
     /// f32: the sum of all codes times the scale.
     pub(crate) const SCALED_SUM: usize = STEPS + 3;
 }
@@ -122,8 +122,11 @@ impl Kernel for Row<'_> {
             }
             put(word::SCALE, scale.to_bits() as i32);
             // At most 16 · 127 each.
-            put(word::LESS_SUMS, (-first_sum & 0xffff) | (-second_sum << 16));
-            put(word::LESS_SUM, -sum);
+            put(
+                word::NEGATED_SUMS,
+                (-first_sum & 0xffff) | (-second_sum << 16),
+            );
+            put(word::NEGATED_SUM, -sum);
             put(word::SCALED_SUM, (scale * sum as f32).to_bits() as i32);
         }
     }

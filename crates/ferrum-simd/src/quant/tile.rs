@@ -222,18 +222,18 @@ impl<const MR: usize> Rows<MR> {
         f32::from_bits(unsafe { self.int(word, row) } as u32)
     }
 
-    /// Less the sum of a row's codes, times a power of two, in all lanes.
+    /// The negated sum of a row's codes, times a power of two, in all lanes.
     ///
     /// # Safety
     /// As [`int`](Self::int).
     #[inline(always)]
-    unsafe fn less_sum<S: Simd>(self, s: S, row: usize, times: i32) -> S::I {
+    unsafe fn negated_sum<S: Simd>(self, s: S, row: usize, times: i32) -> S::I {
         debug_assert!(
             times.count_ones() == 1,
             "a shift multiplies by a power of two"
         );
         // SAFETY: the caller's contract.
-        let sum = s.splat_i(unsafe { self.int(word::LESS_SUM, row) });
+        let sum = s.splat_i(unsafe { self.int(word::NEGATED_SUM, row) });
         s.shl_i(sum, times.trailing_zeros() as usize)
     }
 }
@@ -271,7 +271,7 @@ pub(crate) unsafe fn unit<S: ByteProducts, W: HalfUnit, const MR: usize>(
         }
         let pairs = weights.minimum_pairs(s);
         unrolled!(r < MR => {
-            let less = s.dot_pairs(pairs, s.splat_i(rows.int(word::LESS_SUMS, r)));
+            let less = s.dot_pairs(pairs, s.splat_i(rows.int(word::NEGATED_SUMS, r)));
             let minimum = s.mul(minimum, s.splat(rows.float(word::SCALE, r)));
             sums[r] = s.fma(minimum, s.to_f32(less), sums[r]);
         });
@@ -319,7 +319,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
     unsafe {
         if subs == 1 && above != 0 && W::CodeLayout::WIDE {
             unrolled!(r < MR => {
-                totals[r] = rows.less_sum(s, r, above);
+                totals[r] = rows.negated_sum(s, r, above);
             });
         }
         let mut factors = [s.splat_i(0); 2];
@@ -329,7 +329,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         if subs == 2 && W::CodeLayout::ZERO != 0 {
             let offsets = weights.offsets(s);
             unrolled!(r < MR => {
-                totals[r] = s.dot_pairs(offsets, s.splat_i(rows.int(word::LESS_SUMS, r)));
+                totals[r] = s.dot_pairs(offsets, s.splat_i(rows.int(word::NEGATED_SUMS, r)));
             });
         }
         unrolled!(t < STEPS => {
@@ -362,7 +362,7 @@ unsafe fn totals<S: ByteProducts, W: HalfUnit, const MR: usize>(
         });
         if subs == 1 && above != 0 && !W::CodeLayout::WIDE {
             unrolled!(r < MR => {
-                totals[r] = s.add_i(totals[r], rows.less_sum(s, r, above));
+                totals[r] = s.add_i(totals[r], rows.negated_sum(s, r, above));
             });
         }
     }
