@@ -8,8 +8,8 @@ length, as `sentence-transformers` makes them. `--speech` takes a Whisper folder
 model of the shape of Whisper tiny with a decoder that writes next to nothing, so that what counts is its encoder.
 
 Machines are noisy, so each round runs both, and the ratio is taken within the round; printed are the median of the ratios and
-their spread, of wall time and of CPU time, which others on the machine disturb less. Of Ferrum's commands, the time with one input is taken from the
-time with all, so that neither start nor load counts.
+their spread, of wall time and of CPU time, which others on the machine disturb less. `--before` names an older binary of Ferrum, which each
+round runs too. Of Ferrum's commands, the time with one input is taken from the time with all, so that neither start nor load counts.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ def texts_of(folder: Path, count: int) -> list[str]:
     return [" ".join(generator.choices(words, k=generator.randint(8, 60))) for _ in range(count)]
 
 
-def text_encoder(a: argparse.Namespace, folder: Path) -> tuple[Callable[[], Cost], Callable[[], Cost]]:
+def text_encoder(a: argparse.Namespace, folder: Path) -> tuple[Callable[[str], Cost], Callable[[], Cost]]:
     texts = texts_of(folder, a.texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    command = [a.ferrum, "embed", str(folder), "--json", "--threads", str(a.threads), *a.flags]
+    arguments = ["embed", str(folder), "--json", "--threads", str(a.threads), *a.flags]
 
-    def ours() -> Cost:
+    def ours(binary: str) -> Cost:
+        command = [binary, *arguments]
         return difference(of_process(command, "\n".join(texts)), of_process(command, texts[0]))
 
     def run() -> None:
@@ -84,7 +85,7 @@ def text_encoder(a: argparse.Namespace, folder: Path) -> tuple[Callable[[], Cost
     return ours, lambda: here(run)
 
 
-def speech_encoder(a: argparse.Namespace, source: Path, work: Path) -> tuple[Callable[[], Cost], Callable[[], Cost]]:
+def speech_encoder(a: argparse.Namespace, source: Path, work: Path) -> tuple[Callable[[str], Cost], Callable[[], Cost]]:
     folder = work / "whisper"
     shutil.copytree(source, folder)
     torch.manual_seed(0)
@@ -104,9 +105,10 @@ def speech_encoder(a: argparse.Namespace, source: Path, work: Path) -> tuple[Cal
     for name, samples in [("all.wav", noise), ("one.wav", noise[: seconds * rate])]:
         soundfile.write(work / name, samples, rate)
     extractor = transformers.WhisperFeatureExtractor()
-    command = [a.ferrum, "transcribe", str(folder), "--language", "en", "--no-timestamps", "--no-fallback", "--threads", str(a.threads), *a.flags]
+    arguments = ["transcribe", str(folder), "--language", "en", "--no-timestamps", "--no-fallback", "--threads", str(a.threads), *a.flags]
 
-    def ours() -> Cost:
+    def ours(binary: str) -> Cost:
+        command = [binary, *arguments]
         return difference(of_process([*command, str(work / "all.wav")]), of_process([*command, str(work / "one.wav")]))
 
     def run() -> None:
@@ -117,21 +119,27 @@ def speech_encoder(a: argparse.Namespace, source: Path, work: Path) -> tuple[Cal
     return ours, lambda: here(run)
 
 
-def compare(name: str, rounds: int, ours: Callable[[], Cost], theirs: Callable[[], Cost]) -> None:
+def compare(name: str, a: argparse.Namespace, ours: Callable[[str], Cost], theirs: Callable[[], Cost]) -> None:
     theirs()
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
-    for i, what in enumerate(["wall", "CPU"]):
-        ratios = sorted(their[i] / our[i] for our, their in pairs)
-        mine, peer = (statistics.median(pair[side][i] for pair in pairs) for side in (0, 1))
-        print(
-            f"{name:8} {what:4} {statistics.median(ratios):5.2f} x transformers ({ratios[0]:.2f}–{ratios[-1]:.2f}); "
-            f"{mine:.2f} s and {peer:.2f} s"
-        )
+    sides = {"transformers": theirs}
+    if a.before:
+        sides["before"] = lambda: ours(a.before)
+    rounds = [(ours(a.ferrum), {side: run() for side, run in sides.items()}) for _ in range(a.rounds)]
+    for side in sides:
+        for i, what in enumerate(["wall", "CPU"]):
+            ratios = sorted(other[side][i] / mine[i] for mine, other in rounds)
+            mine = statistics.median(cost[i] for cost, _ in rounds)
+            peer = statistics.median(other[side][i] for _, other in rounds)
+            print(
+                f"{name:8} {what:4} {statistics.median(ratios):5.2f} x {side} ({ratios[0]:.2f}–{ratios[-1]:.2f}); "
+                f"{mine:.2f} s and {peer:.2f} s"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ferrum", required=True, help="the binary")
+    parser.add_argument("--before", help="an older binary, measured in the same rounds")
     parser.add_argument("--text", type=Path, help="folder of a text encoder")
     parser.add_argument("--speech", type=Path, help="folder of a Whisper model")
     parser.add_argument("--threads", type=int, default=2)
@@ -143,10 +151,10 @@ def main() -> None:
     torch.set_num_threads(a.threads)
     transformers.utils.logging.set_verbosity_error()
     if a.text:
-        compare("text", a.rounds, *text_encoder(a, a.text))
+        compare("text", a, *text_encoder(a, a.text))
     if a.speech:
         with tempfile.TemporaryDirectory(prefix="ferrum-encoders-") as work:
-            compare("speech", a.rounds, *speech_encoder(a, a.speech, Path(work)))
+            compare("speech", a, *speech_encoder(a, a.speech, Path(work)))
 
 
 if __name__ == "__main__":

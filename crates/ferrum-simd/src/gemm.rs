@@ -2,7 +2,7 @@
 //!
 //! For few rows the packed weight goes straight to registers (it is read from memory once, at the speed
 //! of memory). Many rows are multiplied in blocks: eight panels become f32 (if it is not what products
-//! take already) in a buffer that fits the second-level cache, and every tile of rows passes over it.
+//! take already) in a buffer, and each is multiplied with a chunk of tiles of rows at a time.
 
 mod columns;
 pub(crate) mod e4m3;
@@ -10,6 +10,7 @@ mod format;
 pub(crate) mod lane;
 pub mod pack;
 pub(crate) mod tile;
+mod tiles;
 
 use super::memory::SharedMut;
 pub(crate) use columns::{AddColumns, Columns, PartSums, add_partials};
@@ -26,11 +27,12 @@ use pack::{Format, Panels, pack_rows, with_format};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::{ARows, LaneColumns, OutputTile, Prefetching, with_rows};
+use tile::{ARows, UNROLL, with_rows};
+use tiles::Tiles;
 
-/// Steps of `k` that a block covers: a tile's rows of it stay in the first-level cache.
-const STEPS: usize = 256;
-/// Panels of a block, 256 KiB as f32: with its part of the result it stays in the second-level cache.
+/// Steps of `k` that a block covers at most: 48 KiB of a panel, which the tiles of a chunk read one after the other.
+const STEPS: usize = 384;
+/// Panels of a block, 384 KiB as f32: so often are the rows of a chunk read.
 const GROUP: usize = 8;
 /// Tiles of rows up to which panels are decoded in registers for each tile.
 const DIRECT_TILES: usize = 4;
@@ -221,8 +223,11 @@ struct Group<'a, F> {
 impl<F: Format> Group<'_, F> {
     /// Sums over some steps, of some tiles of rows.
     fn sums(&self, tiles: Range<usize>, steps: Range<usize>, block: &mut [f32], out: Columns<'_>) {
-        for first in steps.clone().step_by(STEPS) {
-            let part = first..(first + STEPS).min(steps.end);
+        // Blocks of about the same size, since each one reads and writes all sums, and of whole groups of steps.
+        let blocks = steps.len().div_ceil(STEPS).max(1);
+        let block_steps = steps.len().div_ceil(blocks).next_multiple_of(UNROLL).max(1);
+        for first in steps.clone().step_by(block_steps) {
+            let part = first..(first + block_steps).min(steps.end);
             if !block.is_empty() {
                 self.exec.level.run(Decode::<F> {
                     weight: self.weight,
@@ -494,7 +499,7 @@ impl<F: Format> Direct<'_, F> {
                 let mut acc = [[s.zero(); NV]; MR];
                 // SAFETY: `packed` has MR values for each step of the weight and `bytes` is NV/2 panels of as many
                 // (both sliced so); these steps are some of them (asserted).
-                unsafe { tile::multiply(s, rows, columns, steps, &mut acc) };
+                unsafe { tile::multiply::<S, _, MR, NV, 1>(s, rows, columns, steps, &mut acc) };
                 for (i, acc) in acc.iter().enumerate() {
                     // SAFETY: a panel belongs to one task, so no other thread has these columns.
                     let out = unsafe { to.part(row + i, first, cols) };
@@ -552,104 +557,6 @@ impl<F: Format> Kernel for Decode<'_, F> {
                     s.store(out.as_mut_ptr().add(LANES), high);
                 }
             }
-        }
-    }
-}
-
-/// Some tiles of rows times some panels, for some steps of `k`.
-struct Tiles<'a, L> {
-    packed: &'a [f32],
-    rows: usize,
-    tile_rows: usize,
-    tiles: Range<usize>,
-    weight: &'a CpuWeight,
-    panels: Range<usize>,
-    steps: Range<usize>,
-    /// Whether they are added to what is there.
-    add: bool,
-    /// The panels as f32, or empty where they are lanes themselves.
-    block: &'a [f32],
-    out: Columns<'a>,
-    lane: PhantomData<L>,
-}
-
-impl<L: Lane> Kernel for Tiles<'_, L> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let steps = self.weight.steps();
-        for t in self.tiles.clone() {
-            let row = t * self.tile_rows;
-            let count = self.tile_rows.min(self.rows - row);
-            let a = &self.packed[row * steps + self.steps.start * count..];
-            with_rows!(S, count, MR => self.tile::<S, MR>(s, &a[..self.steps.len() * MR], t));
-        }
-    }
-}
-
-impl<L: Lane> Tiles<'_, L> {
-    /// The lanes of panel `p`, number `i` of this task.
-    #[inline(always)]
-    fn values(&self, i: usize, p: usize) -> *const f32 {
-        let len = self.steps.len() * PANEL;
-        if self.block.is_empty() {
-            let stride = self.weight.panel_bytes();
-            let panel = &self.weight.bytes()[p * stride..][..stride];
-            panel[self.steps.start * PANEL * 4..][..len * 4]
-                .as_ptr()
-                .cast()
-        } else {
-            self.block[i * STEPS * PANEL..][..len].as_ptr()
-        }
-    }
-
-    /// What tile `t` asks for while it reads panel `p`: its share of the panel's next steps, or, at
-    /// the end, of the first ones of the next task's panel.
-    #[inline(always)]
-    fn next(&self, t: usize, p: usize) -> (*const u8, usize) {
-        let stride = self.weight.panel_bytes();
-        let step = stride / self.weight.steps();
-        let at = if self.steps.end == self.weight.steps() {
-            (p + self.panels.len()) * stride
-        } else {
-            p * stride + self.steps.end * step
-        };
-        let (index, count) = (t - self.tiles.start, self.tiles.len());
-        let share = at + index * self.steps.len() * step / count;
-        let next = self.weight.bytes().as_ptr().wrapping_add(share);
-        (next, step * 256 / count)
-    }
-
-    /// Tile `t` of rows over all panels.
-    #[inline(always)]
-    fn tile<S: Simd, const MR: usize>(&self, s: S, a: &[f32], t: usize) {
-        let n = self.weight.shape.rows;
-        let row = t * self.tile_rows;
-        let steps = self.steps.len();
-        assert_eq!(a.len(), MR * steps);
-        let rows = ARows {
-            ptr: a.as_ptr(),
-            row: 1,
-            step: MR,
-        };
-        for (i, p) in self.panels.clone().enumerate() {
-            let (next, prefetch_step) = self.next(t, p);
-            let columns = Prefetching {
-                columns: LaneColumns::<L>::new(self.values(i, p), PANEL),
-                next,
-                prefetch_step,
-            };
-            let cols = PANEL.min(n - p * PANEL);
-            let block = OutputTile {
-                // From the first to the last element of the block.
-                ptr: self.out.rows(row..row + MR, p * PANEL, cols),
-                stride: self.out.stride,
-                cols,
-            };
-            // SAFETY: `a` has MR values for each step (asserted), `values` gives `steps` steps of 32
-            // columns, and the block lies in `out`, where a task has its rows and columns for itself.
-            unsafe { tile::panel::<S, _, MR>(s, rows, columns, steps, block, self.add) };
         }
     }
 }

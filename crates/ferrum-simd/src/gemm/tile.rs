@@ -6,13 +6,15 @@
 //! their own, at the levels that have them.)
 
 use super::lane::{F32Lane, Lane};
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, LINE, Simd};
 use crate::unrolled::unrolled;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Most rows of a tile at any level.
 pub(crate) const MAX_ROWS: usize = 12;
+/// Steps of a full tile that are written out; blocks have a multiple of them.
+pub(crate) const UNROLL: usize = 4;
 pub use crate::panels::PANEL;
 
 /// Runs `$body` with the constant `$mr` equal to `$rows` (1 to the most that level `$s` uses; nothing
@@ -54,6 +56,17 @@ pub(crate) trait Columns: Copy {
     /// # Safety
     /// Row `k` with that many columns exists.
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV];
+
+    /// The same with its first rows left out, up to `k` of them, and how many are left of these: row `left + j` of the
+    /// result is row `k + j` of these, for all `j`.
+    #[inline(always)]
+    fn skip(self, k: usize) -> (Self, usize) {
+        (self, k)
+    }
+
+    /// Prefetches what is wanted in the cache by the time that rows `k..k + N` have been read.
+    #[inline(always)]
+    fn prefetch<S: Simd, const N: usize>(self, _: S, _k: usize) {}
 }
 
 /// Row-major lanes: row `k` begins at `ptr + k·stride`.
@@ -91,6 +104,12 @@ impl<L: Lane> Columns for LaneColumns<L> {
         }
         out
     }
+
+    #[inline(always)]
+    fn skip(self, k: usize) -> (Self, usize) {
+        let ptr = self.ptr.wrapping_add(k * self.stride);
+        (Self { ptr, ..self }, 0)
+    }
 }
 
 /// Columns that can be taken one vector at a time.
@@ -123,9 +142,22 @@ impl<C: Columns> Columns for Prefetching<C> {
 
     #[inline(always)]
     unsafe fn at<S: Simd, const NV: usize>(self, s: S, k: usize) -> [S::V; NV] {
-        s.prefetch(self.next.wrapping_add(k * self.prefetch_step / 256));
         // SAFETY: the caller's contract.
         unsafe { self.columns.at::<S, NV>(s, k) }
+    }
+
+    #[inline(always)]
+    fn skip(self, k: usize) -> (Self, usize) {
+        let (columns, left) = self.columns.skip(k);
+        (Self { columns, ..self }, left)
+    }
+
+    #[inline(always)]
+    fn prefetch<S: Simd, const N: usize>(self, s: S, k: usize) {
+        let start = self.next.wrapping_add(k * self.prefetch_step / 256);
+        for line in 0..(N * self.prefetch_step).div_ceil(256 * LINE) {
+            s.prefetch(start.wrapping_add(line * LINE));
+        }
     }
 }
 
@@ -139,31 +171,67 @@ impl<C: SplitColumns> SplitColumns for Prefetching<C> {
     }
 }
 
-/// `acc += A · B` over some rows of `B`.
+/// `acc += A · B` over some rows of `B`, of which `N` at a time are written out.
 ///
 /// # Safety
 /// `a` has `MR` rows and `b` `NV` vectors, each with these steps.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, C: Columns, const MR: usize, const NV: usize>(
+pub(crate) unsafe fn multiply<
+    S: Simd,
+    C: Columns,
+    const MR: usize,
+    const NV: usize,
+    const N: usize,
+>(
     s: S,
     a: ARows,
     b: C,
-    steps: Range<usize>,
+    mut steps: Range<usize>,
     acc: &mut [[S::V; NV]; MR],
 ) {
     let mut sums = *acc;
-    for step in steps {
-        // SAFETY: `step` is one of the steps.
-        let columns = unsafe { b.at::<S, NV>(s, step) };
-        unrolled!(i < MR => {
-            // SAFETY: `i < MR`, and `step` is one of the steps.
-            let x = s.splat(unsafe { *a.ptr.add(i * a.row + step * a.step) });
-            unrolled!(v < NV => {
-                sums[i][v] = C::Lane::add(s, x, columns[v], sums[i][v]);
+    if N > 1 {
+        while steps.len() >= N {
+            let step = steps.start;
+            b.prefetch::<S, N>(s, step);
+            let ptr = a.ptr.wrapping_add(step * a.step);
+            let (a, (b, first)) = (ARows { ptr, ..a }, b.skip(step));
+            unrolled!(u < N => {
+                // SAFETY: `step + u` is one of the steps; `a` begins at `step`, and row `first + u` of what `skip` left
+                // of `b` is row `step + u`.
+                unsafe { add_step(s, (a, u), (b, first + u), &mut sums) };
             });
-        });
+            steps.start += N;
+        }
+    }
+    for step in steps {
+        b.prefetch::<S, 1>(s, step);
+        // SAFETY: `step` is one of the steps.
+        unsafe { add_step(s, (a, step), (b, step), &mut sums) };
     }
     *acc = sums;
+}
+
+/// `sums +=` column `k` of `A` · row `row` of `B`.
+///
+/// # Safety
+/// `a` has `MR` rows with column `k`, and `b` `NV` vectors of row `row`.
+#[inline(always)]
+unsafe fn add_step<S: Simd, C: Columns, const MR: usize, const NV: usize>(
+    s: S,
+    (a, k): (ARows, usize),
+    (b, row): (C, usize),
+    sums: &mut [[S::V; NV]; MR],
+) {
+    // SAFETY: the caller's contract.
+    let columns = unsafe { b.at::<S, NV>(s, row) };
+    unrolled!(i < MR => {
+        // SAFETY: `i < MR`, and the caller's contract for the column.
+        let x = s.splat(unsafe { *a.ptr.add(i * a.row + k * a.step) });
+        unrolled!(v < NV => {
+            sums[i][v] = C::Lane::add(s, x, columns[v], sums[i][v]);
+        });
+    });
 }
 
 /// A tile of `C`: element `(i, j)` is at `ptr + i·stride + j`; columns from `cols` on do not exist.
@@ -286,7 +354,13 @@ unsafe fn tile<S: Simd, C: Columns, const MR: usize, const NV: usize>(
         } else {
             [[s.zero(); NV]; MR]
         };
-        multiply(s, a, b, 0..k, &mut acc);
+        // Written out, steps have no addresses and branches of their own, which take slots of multiply-adds where another
+        // thread shares the core. Products of more than 121 rows have at most one tile that is not full.
+        if const { MR == S::TILE_ROWS } {
+            multiply::<S, C, MR, NV, UNROLL>(s, a, b, 0..k, &mut acc);
+        } else {
+            multiply::<S, C, MR, NV, 1>(s, a, b, 0..k, &mut acc);
+        }
         c.store(s, &acc);
     }
 }

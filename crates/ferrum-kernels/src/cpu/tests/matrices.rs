@@ -97,6 +97,9 @@ fn products_of_every_size_and_type() {
         (13, 33, 513),
         (29, 200, 260),
         (1, 1000, 700),
+        // Several chunks of tiles, the last tile smaller, and several blocks of steps; with rows and with panels for each thread.
+        (203, 77, 1000),
+        (203, 301, 770),
     ];
     for (i, (rows, n, k)) in shapes.into_iter().enumerate() {
         let shape = GemmShape { rows, n, k };
@@ -115,6 +118,7 @@ fn rows_that_are_rounded_to_bf16() {
         (2, 70, 2),
         (7, 129, 600),
         (40, 300, 258),
+        (203, 77, 1600),
         (3, 40, 7),
     ] {
         let shape = GemmShape { rows, n, k };
@@ -189,15 +193,27 @@ fn fused_parts_of_one_type_or_several() {
 #[test]
 fn a_row_does_not_depend_on_the_others() {
     let shape = GemmShape {
-        rows: 40,
+        rows: 203,
         n: 77,
-        k: 600,
+        k: 1000,
     };
+    let ranges = [
+        (0, 1),
+        (39, 1),
+        (202, 1),
+        (7, 2),
+        (5, 3),
+        (198, 5),
+        (11, 12),
+        (90, 13),
+        (1, 38),
+        (1, 202),
+    ];
     for dtype in DTYPES {
         let op = Gemm::new(3, shape, &[(dtype, shape.n)]);
         for device in devices().into_iter().chain(rounding_devices()) {
             let all = op.product(&device, 0, shape.rows);
-            for (first, rows) in [(0, 1), (39, 1), (7, 2), (5, 3), (11, 12), (2, 13), (1, 38)] {
+            for (first, rows) in ranges {
                 let part = op.product(&device, first, rows);
                 let same = bits(&part) == bits(&all[first * shape.n..][..rows * shape.n]);
                 assert!(same, "{dtype} {device:?}: rows {first}+{rows}");

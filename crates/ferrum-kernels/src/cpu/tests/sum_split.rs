@@ -277,6 +277,8 @@ fn sums_over_experts_are_trees_of_those_of_parts() {
         (GgufQuantType::F32, 2, 1),
         (GgufQuantType::F32, 3, 40),
         (GgufQuantType::F32, 1, 90),
+        // More rows an expert than are multiplied with panels decoded in registers, at every level.
+        (GgufQuantType::F32, 2, 305),
     ] {
         let pairs = tokens * top_k;
         let matrix = match ty {
