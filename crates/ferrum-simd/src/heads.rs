@@ -68,6 +68,11 @@ pub struct HeadTransform<'a> {
 }
 
 impl HeadTransform<'_> {
+    /// Whether heads stay as they are.
+    fn is_identity(&self) -> bool {
+        self.norm.is_none() && self.rotation.is_none()
+    }
+
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, head: &mut [f32], token: usize) {
         if let Some((weight, eps)) = self.norm {
@@ -202,11 +207,14 @@ impl<K: HeadSink> Kernel for HeadRangeCopy<'_, K> {
         for token in 0..self.shape.tokens {
             for head in self.heads.clone() {
                 let at = source.start + token * source.token_stride + head * self.shape.head_dim;
-                self.buffer
-                    .copy_from_slice(&source.data[at..][..self.shape.head_dim]);
-                transform.apply(s, self.buffer, token);
+                let mut values = &source.data[at..][..self.shape.head_dim];
+                if !transform.is_identity() {
+                    self.buffer.copy_from_slice(values);
+                    transform.apply(s, self.buffer, token);
+                    values = self.buffer;
+                }
                 // SAFETY: a range of heads belongs to one thread.
-                unsafe { sink.store(s, token, head, self.buffer) };
+                unsafe { sink.store(s, token, head, values) };
             }
         }
     }

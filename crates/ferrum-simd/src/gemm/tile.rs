@@ -155,7 +155,8 @@ impl<C: Columns> Columns for Prefetching<C> {
     #[inline(always)]
     fn prefetch<S: Simd, const N: usize>(self, s: S, k: usize) {
         let start = self.next.wrapping_add(k * self.prefetch_step / 256);
-        for line in 0..(N * self.prefetch_step).div_ceil(256 * LINE) {
+        s.prefetch(start);
+        for line in 1..(N * self.prefetch_step).div_ceil(256 * LINE) {
             s.prefetch(start.wrapping_add(line * LINE));
         }
     }
