@@ -29,8 +29,8 @@ pub(crate) use bench::{BenchArgs, BenchCommand};
 pub(crate) use bench_serve::{BenchServeArgs, Lengths, StreamRoute};
 pub(crate) use classify::ClassifyArgs;
 pub(crate) use device::{
-    AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, DtypeArgs, PlacementArgs, VerifyCommand,
-    VerifyModelArgs, VerifyOpsArgs,
+    AdapterArgs, CacheArgs, DeviceArgs, DevicesArgs, DtypeArg, DtypeArgs, PlacementArgs,
+    VerifyCommand, VerifyModelArgs, VerifyOpsArgs,
 };
 pub(crate) use embed::{EmbedArgs, RerankArgs};
 pub(crate) use evaluate::{InspectArgs, LogitsArgs, PerplexityArgs};

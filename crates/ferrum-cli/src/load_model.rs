@@ -28,7 +28,18 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
         Some(path) => source(path, hub)?,
         None => ModelSource::Gguf(demo()?),
     };
-    Ok(read_model(source)?)
+    generator(source)
+}
+
+/// A model that is to generate text or give logits, with a note on stderr if it cannot.
+pub(crate) fn generator(source: ModelSource) -> Outcome<Model> {
+    let model = read_model(source)?;
+    if !model.has_head() {
+        ui::say(
+            "note: the checkpoint has no lm_head.weight: its vectors mean something (ferrum embed), what it generates does not",
+        );
+    }
+    Ok(model)
 }
 
 /// A fingerprint of the model's files, which changes when a file does.

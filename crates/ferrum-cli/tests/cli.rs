@@ -628,7 +628,7 @@ fn a_model_of_another_kind_is_told_what_runs_it() {
         (&["embed", &head, "hi"], "with --draft-model"),
         (
             &["rerank", &decoder, "hi", "ho"],
-            "is a model that generates text, not a text encoder\nhint: ferrum run and ferrum serve run it",
+            "is a model that generates text, not a text encoder\nhint: ferrum run, ferrum embed and ferrum serve run it",
         ),
         (
             &["transcribe", &clip, &wav],

@@ -74,6 +74,117 @@ fn a_gguf_file_gives_the_vectors_of_its_folder() {
     }
 }
 
+/// A model that generates text: what its output projection makes of the vector are the logits.
+#[test]
+fn a_decoder_gives_the_states_that_its_logits_come_from() {
+    let folder = root().join("fixtures/models/qwen3");
+    let model = folder.display().to_string();
+    let projection = tensor(&folder.join("model.safetensors"), "lm_head.weight");
+    let texts = ["a small cat sat on the mat", "Cats!", "klmn, the café"];
+    let together = embed(&[&[&*model, "--no-normalize"], &texts[..]].concat());
+    for (text, vector) in texts.iter().zip(&together) {
+        let alone = embed(&[&*model, "--no-normalize", text]);
+        assert_eq!(&alone[0], vector, "{text}");
+        let printed = ok(&[
+            "logits",
+            &model,
+            "--backend",
+            "cpu",
+            "--json",
+            "--prompt",
+            text,
+        ]);
+        let logits: Value = serde_json::from_str(&printed).unwrap();
+        let last = floats(logits["logits"].as_array().unwrap().last().unwrap());
+        let rows = projection.chunks_exact(vector.len());
+        assert_eq!(rows.len(), last.len());
+        for (row, logit) in rows.zip(last) {
+            let found: f64 = row.iter().zip(vector).map(|(a, b)| a * b).sum();
+            assert!((found - logit).abs() < 1e-4, "{text}: {found}, {logit}");
+        }
+    }
+    let unit = embed(&[&*model, "--dimensions", "7", texts[0]]);
+    assert_eq!(unit[0].len(), 7);
+    assert!((unit[0].iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
+    let mean = embed(&[&*model, "--pooling", "mean", "--no-normalize", texts[0]]);
+    assert!(cosine(&mean[0], &together[0]) < 0.999);
+    // Many short texts, in several rounds and steps.
+    let many: Vec<_> = (0..150).map(|i| format!("text number {i}")).collect();
+    let all = ferrum_with_input(&["embed", &model], many.join("\n").as_bytes());
+    let last = ok(&["embed", &model, &many[149]]);
+    assert_eq!(stdout(&all).lines().last(), last.lines().next());
+    assert_eq!(stdout(&all).lines().count(), 150);
+}
+
+/// As models for embeddings are saved: the layers alone, under names without "model.".
+#[test]
+fn a_checkpoint_of_the_layers_alone_gives_the_same_vectors() {
+    let whole = root().join("fixtures/models/qwen3");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |name: &str| std::fs::copy(whole.join(name), dir.path().join(name)).unwrap();
+    copy("tokenizer.json");
+    copy("tokenizer_config.json");
+    let (header, data) = safetensors(&whole.join("model.safetensors"));
+    let (mut entries, mut kept) = (serde_json::Map::new(), Vec::new());
+    for (name, entry) in &header {
+        let Some(name) = name.strip_prefix("model.") else {
+            continue;
+        };
+        let (mut entry, start) = (entry.clone(), kept.len());
+        kept.extend_from_slice(&data[range(&entry)]);
+        entry["data_offsets"] = serde_json::json!([start, kept.len()]);
+        entries.insert(name.to_owned(), entry);
+    }
+    let header = serde_json::to_vec(&entries).unwrap();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &kept].concat();
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    let config = std::fs::read(whole.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["architectures"] = serde_json::json!(["Qwen3Model"]);
+    let write = |config: &Value| std::fs::write(dir.path().join("config.json"), config.to_string());
+    write(&config).unwrap();
+    let (whole, layers) = (
+        whole.display().to_string(),
+        dir.path().display().to_string(),
+    );
+    let text = "a small cat sat on the mat";
+    assert_eq!(embed(&[&layers, text]), embed(&[&whole, text]));
+    assert_eq!(stderr(&ferrum(&["embed", &layers, text])), "");
+    let generated = ferrum(&["run", "--max-tokens", "1", &layers, text]);
+    assert!(stderr(&generated).contains("has no lm_head.weight"));
+    // A token that sees those behind it.
+    for (field, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
+        let mut other = config.clone();
+        other[field] = value.into();
+        write(&other).unwrap();
+        let sentence = fails(&["embed", &layers, text], b"");
+        assert!(sentence.contains(field), "{sentence}");
+    }
+}
+
+/// The header of a file of safetensors, and what is behind it.
+fn safetensors(path: &std::path::Path) -> (serde_json::Map<String, Value>, Vec<u8>) {
+    let bytes = std::fs::read(path).unwrap();
+    let (len, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    (serde_json::from_slice(header).unwrap(), data.to_vec())
+}
+
+/// Where a tensor lies behind the header.
+fn range(entry: &Value) -> std::ops::Range<usize> {
+    let at = |i: usize| entry["data_offsets"][i].as_u64().unwrap() as usize;
+    at(0)..at(1)
+}
+
+/// A tensor of f32 from a file of safetensors.
+fn tensor(path: &std::path::Path, name: &str) -> Vec<f64> {
+    let (header, data) = safetensors(path);
+    let values = data[range(&header[name])].chunks_exact(4);
+    values
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()).into())
+        .collect()
+}
+
 #[test]
 fn texts_come_from_lines_and_go_to_lines() {
     let folder = encoder("bert");
@@ -134,10 +245,24 @@ fn documents_are_ranked_as_transformers_scores_them() {
 fn what_is_no_encoder_says_so() {
     let decoder = root().join("fixtures/models/qwen3").display().to_string();
     let (bert, labels) = (encoder("bert"), encoder("bert-labels"));
+    let long = "?".repeat(299);
     for (args, words) in [
         (
-            &["embed", &decoder, "hi"][..],
-            "ferrum run and ferrum serve run it",
+            &["rerank", &decoder, "hi", "ho"][..],
+            "ferrum run, ferrum embed and ferrum serve run it",
+        ),
+        (&["embed", &decoder, "hi", ""], "text 2 has no token"),
+        (
+            &["embed", &decoder, &long],
+            "text 1 has 299 tokens, the model reads 256 at most",
+        ),
+        (
+            &["embed", &decoder, "--dtype", "bf16", "hi"],
+            "--dtype is for text encoders",
+        ),
+        (
+            &["embed", &decoder, "--dimensions", "37", "hi"],
+            "vectors have 36 numbers",
         ),
         (&["embed", &bert], "there is no text"),
         (

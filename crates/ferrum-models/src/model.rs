@@ -48,6 +48,15 @@ fn tensors_of(source: &ModelSource) -> &dyn TensorSource {
 }
 
 impl Model {
+    /// Whether it has an output projection. A checkpoint of the layers alone, as models for embeddings are saved, may have
+    /// none: its states mean something, and its logits do not.
+    pub fn has_head(&self) -> bool {
+        match &self.source {
+            ModelSource::Gguf(_) => true,
+            ModelSource::Hf(folder) => !families::lacks_head(folder, self.names),
+        }
+    }
+
     /// The tensors of the file.
     pub fn tensors(&self) -> &dyn TensorSource {
         tensors_of(&self.source)

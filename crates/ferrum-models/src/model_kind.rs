@@ -78,7 +78,7 @@ impl ModelKind {
 
     fn command(self) -> &'static str {
         match self {
-            Self::Decoder => "ferrum run and ferrum serve run it",
+            Self::Decoder => "ferrum run, ferrum embed and ferrum serve run it",
             Self::DraftHead => "ferrum serve takes it with --draft-model, beside its target",
             Self::Encoder => "ferrum embed and ferrum rerank run it",
             Self::Speech => "ferrum transcribe runs it",

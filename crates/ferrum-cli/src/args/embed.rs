@@ -1,7 +1,7 @@
-//! Arguments of commands that run text encoders: `embed` and `rerank`.
+//! Arguments of commands that make vectors and scores of texts: `embed` and `rerank`.
 
 use super::device::{DeviceArgs, DtypeArgs};
-use super::{HubArgs, whole};
+use super::{HubArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
 use ferrum_models::Pooling;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl From<PoolingArg> for Pooling {
 
 #[derive(Debug, Args)]
 pub(crate) struct EmbedArgs {
-    /// Hugging Face folder, GGUF file, or ORG/NAME of a hub: BERT, RoBERTa and their kin
+    /// Hugging Face folder, GGUF file, or ORG/NAME of a hub: BERT, RoBERTa and their kin, or a model that generates text
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
 
@@ -37,7 +37,8 @@ pub(crate) struct EmbedArgs {
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
 
-    /// How the vectors of a text's tokens become one [default: what the model's folder says, else mean]
+    /// How the vectors of a text's tokens become one [default: what the model's files say, else mean, and
+    /// last for models that generate text]
     #[arg(long, value_name = "HOW")]
     pub(crate) pooling: Option<PoolingArg>,
 
@@ -54,6 +55,9 @@ pub(crate) struct EmbedArgs {
 
     #[command(flatten)]
     pub(crate) dtype: DtypeArgs,
+
+    #[command(flatten)]
+    pub(crate) weights: WeightCacheArgs,
 
     /// Print JSON: {"embeddings":[[…],…]}
     #[arg(long)]

@@ -1,41 +1,44 @@
 //! `ferrum embed` and `ferrum rerank`.
 
-use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, HubArgs, RerankArgs};
+mod decoder;
+
+use crate::args::{DeviceArgs, DtypeArgs, EmbedArgs, RerankArgs};
 use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::load_model;
 use crate::ui::{self, Progress, show, show_json_line};
+use decoder::Decoder;
 use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
-use ferrum_models::{LoadProgress, ModelKind};
+use ferrum_models::{LoadProgress, ModelKind, Pooling};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
-    let mut encoder = open(&args.model, &args.hub, &args.device, args.dtype)?;
     let texts = lines(&args.texts)?;
-    let most = encoder.dimensions();
-    let dimensions = args.dimensions.map_or(most, |n| n as usize);
-    if dimensions > most {
-        return Err(Failure::new(format!(
-            "--dimensions: found {dimensions}, the model's vectors have {most} numbers"
-        )));
-    }
-    let pooling = args.pooling.map(Into::into).or(encoder.pooling());
-    let pooling = pooling.ok_or_else(|| {
-        let path = args.model.display();
-        Failure::new(format!(
-            "{path}: 1_Pooling/config.json asks for another pooling than mean, cls and last\nhint: --pooling takes one of these"
-        ))
-    })?;
-    let mut embedded = encoder.embed(&texts, pooling, !args.no_normalize)?;
+    let source = load_model::source(&args.model, &args.hub)?;
+    let (mut embedded, dimensions) = match ModelKind::of(&source) {
+        Some(ModelKind::Decoder) => {
+            let decoder = Decoder::read(source)?;
+            let dimensions = dimensions(args, decoder.dimensions())?;
+            let pooling = pooling(args, decoder.pooling())?;
+            (decoder.embed(args, &texts, pooling)?, dimensions)
+        }
+        _ => {
+            ModelKind::Encoder.check(&source)?;
+            let mut encoder = open(source, &args.device, args.dtype)?;
+            let dimensions = dimensions(args, encoder.dimensions())?;
+            let pooling = pooling(args, encoder.pooling())?;
+            let embedded = encoder.embed(&texts, pooling)?;
+            let cut = embedded.iter().filter(|one| one.cut).count();
+            warn_of_cut(cut, "text", encoder.max_tokens());
+            (embedded, dimensions)
+        }
+    };
     for one in &mut embedded {
         one.shorten(dimensions, !args.no_normalize);
     }
-    let cut = embedded.iter().filter(|one| one.cut).count();
-    warn_of_cut(cut, "text", encoder.max_tokens());
     if args.json {
         let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
         return show_json_line(&BTreeMap::from([("embeddings", vectors)]));
@@ -49,8 +52,30 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
     show(&out)
 }
 
+/// Numbers of each vector that are kept, of the model's `most`.
+fn dimensions(args: &EmbedArgs, most: usize) -> Outcome<usize> {
+    match args.dimensions.map_or(most, |n| n as usize) {
+        found if found > most => Err(Failure::new(format!(
+            "--dimensions: found {found}, the model's vectors have {most} numbers"
+        ))),
+        found => Ok(found),
+    }
+}
+
+/// How vectors are pooled, where the model's files say `of_model`.
+fn pooling(args: &EmbedArgs, of_model: Option<Pooling>) -> Outcome<Pooling> {
+    let pooling = args.pooling.map(Into::into).or(of_model);
+    pooling.ok_or_else(|| {
+        let path = args.model.display();
+        Failure::new(format!(
+            "{path}: 1_Pooling/config.json asks for another pooling than mean, cls and last\nhint: --pooling takes one of these"
+        ))
+    })
+}
+
 pub(crate) fn rerank(args: &RerankArgs) -> Outcome {
-    let mut encoder = open(&args.model, &args.hub, &args.device, args.dtype)?;
+    let source = load_model::source_of(ModelKind::Encoder, &args.model, &args.hub)?;
+    let mut encoder = open(source, &args.device, args.dtype)?;
     let documents = lines(&args.documents)?;
     let (scores, cut) = encoder.rerank(&args.query, &documents)?;
     warn_of_cut(cut, "pair", encoder.max_tokens());
@@ -90,8 +115,8 @@ pub(crate) fn warn_of_cut(cut: usize, what: &str, most: usize) {
     ));
 }
 
-fn open(path: &Path, hub: &HubArgs, device: &DeviceArgs, dtype: DtypeArgs) -> Outcome<Encoder> {
-    let mut model = read_encoder(load_model::source_of(ModelKind::Encoder, path, hub)?)?;
+fn open(source: ModelSource, device: &DeviceArgs, dtype: DtypeArgs) -> Outcome<Encoder> {
+    let mut model = read_encoder(source)?;
     model.dtype = dtype.into();
     let mut bar = Progress::bytes("loading");
     load(&model, device, &mut |done, total| bar.set(done, total))

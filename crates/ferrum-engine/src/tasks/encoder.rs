@@ -355,16 +355,11 @@ impl Encoder {
         self.inner.backend()
     }
 
-    /// The vectors of texts, of length 1 if `normalize`.
+    /// The vectors of texts, at their own lengths.
     ///
     /// # Errors
     /// Those of the tokenizer and of [`TextEncoder::embed`].
-    pub fn embed(
-        &mut self,
-        texts: &[impl AsRef<str>],
-        pooling: Pooling,
-        normalize: bool,
-    ) -> Result<Vec<Embedded>> {
+    pub fn embed(&mut self, texts: &[impl AsRef<str>], pooling: Pooling) -> Result<Vec<Embedded>> {
         let most = self.max_tokens();
         let inputs = texts
             .iter()
@@ -372,16 +367,14 @@ impl Encoder {
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let views: Vec<_> = inputs.iter().map(EncoderInput::as_text).collect();
         let vectors = self.inner.embed(&views, pooling)?;
-        let embedded = vectors.into_iter().zip(inputs).map(|(mut vector, input)| {
-            if normalize {
-                unit_length(&mut vector);
-            }
-            Embedded {
+        let embedded = vectors
+            .into_iter()
+            .zip(inputs)
+            .map(|(vector, input)| Embedded {
                 vector,
                 tokens: input.tokens.len(),
                 cut: input.is_cut(),
-            }
-        });
+            });
         Ok(embedded.collect())
     }
 

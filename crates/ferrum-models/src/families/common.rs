@@ -23,6 +23,13 @@ pub(super) fn from_hf(
     config: &HfConfig,
     defaults: &HfDefaults,
 ) -> Result<DecoderSpec> {
+    // Models for embeddings, some of which let a token see those behind it.
+    for (field, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
+        if config.value(field) == Some(&value.into()) {
+            let expected = format!("{}: a token sees those before it alone here", !value);
+            return Err(config.field_error(field, expected).into());
+        }
+    }
     let heads = config.require_usize("num_attention_heads")?;
     let kv_heads = config
         .usize("num_key_value_heads")?

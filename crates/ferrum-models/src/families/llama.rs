@@ -11,10 +11,10 @@ use ferrum_types::Result;
 pub(super) static FAMILY: Family = Family {
     name: "llama",
     title: "Llama 2, 3, 3.1, 3.2, 3.3 (text)",
-    hf_architectures: &["LlamaForCausalLM"],
+    hf_architectures: &["LlamaForCausalLM", "LlamaModel"],
     hf_model_types: &["llama"],
     hf_names: &names::HF_NAMES,
-    hf_base_names: None,
+    hf_base_names: Some(&names::HF_BASE_NAMES),
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     // Mistral's and Mixtral's GGUF files say "llama" too; they differ only by values.

@@ -10,10 +10,10 @@ use ferrum_types::Result;
 pub(super) static FAMILY: Family = Family {
     name: "mistral",
     title: "Mistral",
-    hf_architectures: &["MistralForCausalLM"],
+    hf_architectures: &["MistralForCausalLM", "MistralModel"],
     hf_model_types: &["mistral"],
     hf_names: &names::HF_NAMES,
-    hf_base_names: None,
+    hf_base_names: Some(&names::HF_BASE_NAMES),
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["mistral"],

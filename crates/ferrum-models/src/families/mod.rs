@@ -38,11 +38,12 @@ mod rope;
 mod smollm3;
 mod starcoder2;
 
+use names::HF_BASE_NAMES;
 pub(crate) use names::{GGUF_NAMES, HF_NAMES};
 
 use crate::inventory::WeightNames;
 use crate::spec::DecoderSpec;
-use ferrum_formats::{Gguf, HfConfig, ModelSource, TensorSource};
+use ferrum_formats::{Gguf, HfConfig, HfFolder, ModelSource, TensorSource};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
 
@@ -187,9 +188,23 @@ pub(crate) fn read_spec(
             spec.tie_embeddings &= quantised
                 .iter()
                 .all(|name| folder.tensors.get(name).is_none());
+            // So that it can be loaded: it is for the states, and has no logits.
+            spec.tie_embeddings |= lacks_head(folder, names);
             Ok((family, spec, names))
         }
     }
+}
+
+/// Whether a checkpoint of the layers alone lacks the output projection that its config asks for.
+pub(crate) fn lacks_head(folder: &HfFolder, names: &WeightNames) -> bool {
+    let has = |suffix: &str| {
+        let name = format!("{}.{suffix}", names.lm_head);
+        folder.tensors.get(&name).is_some()
+    };
+    let tied = folder.config.bool("tie_word_embeddings");
+    names.embedding == HF_BASE_NAMES.embedding
+        && !matches!(tied, Ok(Some(true)))
+        && !["weight", "qweight", "weight_packed"].into_iter().any(has)
 }
 
 /// Whether both weights are in the file and not the same.

@@ -94,6 +94,15 @@ const HF: WeightNames = WeightNames {
     transposed: false,
 };
 
+/// Hugging Face names of Llama and those who followed it in checkpoints of the layers alone, as models for embeddings are
+/// saved (`AutoModel` of `transformers`).
+pub(crate) static HF_BASE_NAMES: WeightNames = WeightNames {
+    embedding: "embed_tokens",
+    final_norm: "norm",
+    layer: "layers.{}",
+    ..HF
+};
+
 /// Hugging Face names of Mixtral.
 pub(super) static MIXTRAL_NAMES: WeightNames = WeightNames {
     router: "block_sparse_moe.gate",

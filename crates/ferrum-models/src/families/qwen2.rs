@@ -10,10 +10,10 @@ use ferrum_types::Result;
 pub(super) static FAMILY: Family = Family {
     name: "qwen2",
     title: "Qwen 2, 2.5",
-    hf_architectures: &["Qwen2ForCausalLM"],
+    hf_architectures: &["Qwen2ForCausalLM", "Qwen2Model"],
     hf_model_types: &["qwen2"],
     hf_names: &names::HF_NAMES,
-    hf_base_names: None,
+    hf_base_names: Some(&names::HF_BASE_NAMES),
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen2"],

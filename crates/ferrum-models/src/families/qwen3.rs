@@ -10,10 +10,10 @@ use ferrum_types::Result;
 pub(super) static FAMILY: Family = Family {
     name: "qwen3",
     title: "Qwen 3",
-    hf_architectures: &["Qwen3ForCausalLM"],
+    hf_architectures: &["Qwen3ForCausalLM", "Qwen3Model"],
     hf_model_types: &["qwen3"],
     hf_names: &names::HF_NAMES,
-    hf_base_names: None,
+    hf_base_names: Some(&names::HF_BASE_NAMES),
     hf_rope: RopeStyle::HalfSplit,
     gguf_names: &names::GGUF_NAMES,
     gguf_architectures: &["qwen3"],

@@ -254,7 +254,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         Some(source) => match ModelKind::of(&source) {
             Some(ModelKind::Encoder) => return start_encoder(args, source),
             Some(ModelKind::Speech) => return start_speech(args, source),
-            _ => read_model(source)?,
+            _ => load_model::generator(source)?,
         },
         None => load_model::model(None, &args.hub)?,
     };
