@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Serve models over HTTP, with OpenAI's routes
     Serve(Box<ServeArgs>),
-    /// Turn texts into vectors, with a text encoder
+    /// Turn texts into vectors
     Embed(EmbedArgs),
     /// Score documents against a query, with a text encoder
     Rerank(RerankArgs),

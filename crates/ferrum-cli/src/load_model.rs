@@ -31,12 +31,12 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
     generator(source)
 }
 
-/// A model that is to generate text or give logits, with a note on stderr if it cannot.
+/// A model that is to generate text or give logits, with a note on stderr if it has no output projection.
 pub(crate) fn generator(source: ModelSource) -> Outcome<Model> {
     let model = read_model(source)?;
     if !model.has_head() {
-        ui::say(
-            "note: the checkpoint has no lm_head.weight: its vectors mean something (ferrum embed), what it generates does not",
+        ui::say_once(
+            "note: the checkpoint has no lm_head.weight: its embeddings are valid, generated text and logits are not",
         );
     }
     Ok(model)

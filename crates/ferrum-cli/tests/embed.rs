@@ -110,10 +110,15 @@ fn a_decoder_gives_the_states_that_its_logits_come_from() {
     assert!(cosine(&mean[0], &together[0]) < 0.999);
     // Many short texts, in several rounds and steps.
     let many: Vec<_> = (0..150).map(|i| format!("text number {i}")).collect();
-    let all = ferrum_with_input(&["embed", &model], many.join("\n").as_bytes());
-    let last = ok(&["embed", &model, &many[149]]);
-    assert_eq!(stdout(&all).lines().last(), last.lines().next());
-    assert_eq!(stdout(&all).lines().count(), 150);
+    let flags = ["embed", "--backend", "cpu", &model];
+    let all = stdout(&ferrum_with_input(&flags, many.join("\n").as_bytes()));
+    assert_eq!(all.lines().count(), 150);
+    for i in [0, 63, 64, 127, 128, 149] {
+        let alone = ok(&[&flags[..], &[&many[i]]].concat());
+        assert_eq!(all.lines().nth(i), alone.lines().next(), "{i}");
+    }
+    // As many tokens as the model reads.
+    assert_eq!(embed(&[&*model, &"?".repeat(256)]).len(), 1);
 }
 
 /// As models for embeddings are saved: the layers alone, under names without "model.".
@@ -152,6 +157,10 @@ fn a_checkpoint_of_the_layers_alone_gives_the_same_vectors() {
     assert_eq!(stderr(&ferrum(&["embed", &layers, text])), "");
     let generated = ferrum(&["run", "--max-tokens", "1", &layers, text]);
     assert!(stderr(&generated).contains("has no lm_head.weight"));
+    let quantized = dir.path().join("out.gguf").display().to_string();
+    let sentence = fails(&["quantize", &layers, &quantized, "--type", "q8_0"], b"");
+    assert!(sentence.contains("has no lm_head.weight"), "{sentence}");
+    assert!(ok(&["inspect", &layers]).contains("no output projection"));
     // A token that sees those behind it.
     for (field, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
         let mut other = config.clone();

@@ -7,8 +7,9 @@ use crate::failure::{Failure, Outcome};
 use crate::input;
 use crate::load_model;
 use crate::ui::{self, Progress, show, show_json_line};
+use crate::weight_cache;
 use decoder::Decoder;
-use ferrum_engine::{BackendDispatch, BackendKind, Encoder};
+use ferrum_engine::{BackendDispatch, BackendKind, Embedded, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
@@ -16,21 +17,23 @@ use ferrum_models::{LoadProgress, ModelKind, Pooling};
 use std::collections::BTreeMap;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
-    let texts = lines(&args.texts)?;
     let source = load_model::source(&args.model, &args.hub)?;
+    let mut kept = None;
     let (mut embedded, dimensions) = match ModelKind::of(&source) {
         Some(ModelKind::Decoder) => {
             let decoder = Decoder::read(source)?;
             let dimensions = dimensions(args, decoder.dimensions())?;
             let pooling = pooling(args, decoder.pooling())?;
-            (decoder.embed(args, &texts, pooling)?, dimensions)
+            let embedded;
+            (embedded, kept) = decoder.embed(args, &lines(&args.texts)?, pooling)?;
+            (embedded, dimensions)
         }
         _ => {
             ModelKind::Encoder.check(&source)?;
             let mut encoder = open(source, &args.device, args.dtype)?;
             let dimensions = dimensions(args, encoder.dimensions())?;
             let pooling = pooling(args, encoder.pooling())?;
-            let embedded = encoder.embed(&texts, pooling)?;
+            let embedded = encoder.embed(&lines(&args.texts)?, pooling)?;
             let cut = embedded.iter().filter(|one| one.cut).count();
             warn_of_cut(cut, "text", encoder.max_tokens());
             (embedded, dimensions)
@@ -39,17 +42,28 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
     for one in &mut embedded {
         one.shorten(dimensions, !args.no_normalize);
     }
-    if args.json {
-        let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
-        return show_json_line(&BTreeMap::from([("embeddings", vectors)]));
+    let shown = match args.json {
+        true => {
+            let vectors: Vec<_> = embedded.iter().map(|one| &one.vector).collect();
+            show_json_line(&BTreeMap::from([("embeddings", vectors)]))
+        }
+        false => show(&as_lines(&embedded)),
+    };
+    if let Some(kept) = kept {
+        weight_cache::finish(kept);
     }
+    shown
+}
+
+/// A line of numbers for each vector.
+fn as_lines(embedded: &[Embedded]) -> String {
     let mut out = String::new();
-    for one in &embedded {
+    for one in embedded {
         let numbers: Vec<_> = one.vector.iter().map(f32::to_string).collect();
         out.push_str(&numbers.join(" "));
         out.push('\n');
     }
-    show(&out)
+    out
 }
 
 /// Numbers of each vector that are kept, of the model's `most`.
@@ -68,7 +82,7 @@ fn pooling(args: &EmbedArgs, of_model: Option<Pooling>) -> Outcome<Pooling> {
     pooling.ok_or_else(|| {
         let path = args.model.display();
         Failure::new(format!(
-            "{path}: 1_Pooling/config.json asks for another pooling than mean, cls and last\nhint: --pooling takes one of these"
+            "{path}: the model's files ask for another pooling than mean, cls and last\nhint: --pooling takes one of these"
         ))
     })
 }

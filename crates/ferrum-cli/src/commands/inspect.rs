@@ -329,10 +329,10 @@ fn describe_spec(model: &Model) -> String {
     }
     let _ = writeln!(text, "parameters    {}", parameters(model));
     let _ = writeln!(text, "hidden size   {}", spec.hidden_size);
-    let tied = if spec.tie_embeddings {
-        ", tied embeddings"
-    } else {
-        ""
+    let tied = match (model.has_head(), spec.tie_embeddings) {
+        (false, _) => ", no output projection",
+        (true, true) => ", tied embeddings",
+        (true, false) => "",
     };
     let _ = writeln!(text, "vocabulary    {}{tied}", spec.vocab_size);
     let _ = writeln!(text, "context       {}", spec.context_length);
@@ -471,7 +471,8 @@ fn as_json(
             "layers": spec.layers.len(),
             "layer_groups": layers,
             "norm_eps": spec.norm_eps,
-            "tie_embeddings": spec.tie_embeddings,
+            "tie_embeddings": spec.tie_embeddings && model.has_head(),
+            "output_projection": model.has_head(),
             "rope": ropes.next(),
             "other_ropes": ropes.collect::<Vec<_>>(),
         },

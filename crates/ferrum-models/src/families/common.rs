@@ -9,7 +9,7 @@ use crate::spec::{
     Activation, AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, LayerSpec,
     MlpSpec, NormKind, QkNormSpec, RopeScaling, Scales,
 };
-use ferrum_formats::gguf::PerLayer;
+use ferrum_formats::gguf::{PerLayer, Value};
 use ferrum_formats::{Gguf, HfConfig, TensorSource};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
@@ -23,13 +23,6 @@ pub(super) fn from_hf(
     config: &HfConfig,
     defaults: &HfDefaults,
 ) -> Result<DecoderSpec> {
-    // Models for embeddings, some of which let a token see those behind it.
-    for (field, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
-        if config.value(field) == Some(&value.into()) {
-            let expected = format!("{}: a token sees those before it alone here", !value);
-            return Err(config.field_error(field, expected).into());
-        }
-    }
     let heads = config.require_usize("num_attention_heads")?;
     let kv_heads = config
         .usize("num_key_value_heads")?
@@ -61,6 +54,13 @@ pub(super) fn of_sizes(
     sizes: &HfSizes,
     defaults: &HfDefaults,
 ) -> Result<DecoderSpec> {
+    // Some models for embeddings let a token see those behind it.
+    for (field, other) in [("is_causal", false), ("use_bidirectional_attention", true)] {
+        if config.value(field) == Some(&other.into()) {
+            let expected = format!("{}: attention is causal here", !other);
+            return Err(config.field_error(field, expected).into());
+        }
+    }
     let (hidden_size, heads) = (sizes.hidden_size, sizes.heads);
     let head_dim = match config.usize("head_dim")?.or(defaults.head_dim) {
         Some(head_dim) => head_dim,
@@ -103,6 +103,13 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         .map_or(RopeStyle::HalfSplit, |form| form.rope);
     let arch = gguf.architecture()?;
     let key = |name: &str| format!("{arch}.{name}");
+    let causal = key("attention.causal");
+    if matches!(gguf.value(&causal), Some(Value::Bool(false))) {
+        return Err(Error::Model(format!(
+            "{}: field \"{causal}\": found false, expected true: attention is causal here",
+            gguf.path().display()
+        )));
+    }
     let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
     let hidden_size = size("embedding_length")?;
     let heads = size("attention.head_count")?;

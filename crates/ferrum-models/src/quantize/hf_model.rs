@@ -33,6 +33,13 @@ impl<'m> HfModel<'m> {
         }
         ModelKind::Decoder.check(source)?;
         let (family, spec, names) = families::read_spec(source)?;
+        if families::lacks_head(folder, names) {
+            return Err(Error::Model(format!(
+                "{path}: the checkpoint has no {}.weight, and a GGUF file without one means that the embeddings are tied\nhint: take the \
+                 checkpoint that generates text",
+                names.lm_head
+            )));
+        }
         spec.validate()
             .map_err(|reason| Error::Model(format!("{path}: {reason}")))?;
         let Some(form) = family.gguf_form else {

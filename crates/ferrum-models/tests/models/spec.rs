@@ -5,8 +5,8 @@ use ferrum_formats::ModelSource;
 use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
 use ferrum_models::{
-    AttentionSpec, DecoderSpec, Dequantized, KvLayout, ModelRunner, Moe, RopeScaling, RunnerConfig,
-    load_weights, read_model,
+    AttentionSpec, DecoderSpec, Dequantized, KvLayout, Model, ModelRunner, Moe, RopeScaling,
+    RunnerConfig, load_weights, read_model,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -14,6 +14,11 @@ use std::path::Path;
 
 /// The spec of a fixture whose config was changed.
 fn spec(fixture: &str, change: impl Fn(&mut Value)) -> DecoderSpec {
+    changed(fixture, change).unwrap().spec
+}
+
+/// A fixture whose config was changed.
+fn changed(fixture: &str, change: impl Fn(&mut Value)) -> ferrum_types::Result<Model> {
     let dir = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     for file in std::fs::read_dir(from.join(fixture)).unwrap() {
@@ -25,8 +30,27 @@ fn spec(fixture: &str, change: impl Fn(&mut Value)) -> DecoderSpec {
     change(&mut config);
     std::fs::write(&path, config.to_string()).unwrap();
     read_model(ModelSource::open(dir.path()).unwrap())
-        .unwrap()
-        .spec
+}
+
+/// Models for embeddings in which a token sees those behind it would give other vectors without a word.
+#[test]
+fn attention_that_is_not_causal_is_refused() {
+    for fixture in [
+        "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2",
+    ] {
+        for (field, other) in [("is_causal", false), ("use_bidirectional_attention", true)] {
+            let found = changed(fixture, |c| c[field] = json!(other));
+            let error = found.err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(field), "{fixture}: {error:?}");
+            assert!(changed(fixture, |c| c[field] = json!(!other)).is_ok());
+        }
+        // As Gemma 4's text has it for images.
+        assert!(
+            changed(fixture, |c| c["use_bidirectional_attention"] =
+                json!("vision"))
+            .is_ok()
+        );
+    }
 }
 
 fn windows(spec: &DecoderSpec) -> Vec<Option<usize>> {

@@ -1,5 +1,5 @@
-//! Vectors of models that generate text (Qwen3-Embedding, E5-Mistral and their kin): the states after the final norm, which
-//! an engine computes for many texts in a step, as `/v1/embeddings` does.
+//! Vectors of models that generate text, such as Qwen3-Embedding: the states after the final norm, which an engine computes
+//! for many texts in a step, as `/v1/embeddings` does.
 
 use crate::args::{DtypeArg, EmbedArgs};
 use crate::failure::{Failure, Outcome};
@@ -7,18 +7,22 @@ use crate::load_model;
 use crate::ui::Progress;
 use ferrum_engine::engine::{Event, EventStream};
 use ferrum_engine::{
-    Embedded, Engine, EngineConfig, EngineError, GenerationParams, KvDtype, Placement, Request,
+    CacheWriter, Embedded, Engine, EngineConfig, EngineError, GenerationParams, KvDtype, Placement,
+    Request,
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::EncodeOptions;
-use ferrum_models::{Model, Pooling, RunnerConfig, read_model};
+use ferrum_models::{KvLayout, Model, Pooling, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::collections::VecDeque;
 
-/// Texts that are with the engine at a time.
-const AT_A_TIME: usize = 64;
+/// Texts of a step at most. As many wait for the next one, so that the engine never does.
+const MAX_SEQS: usize = 64;
 
-/// Tokens of a block of the KV pool, as [`RunnerConfig::single`] has it.
+/// The same for models with recurrent states, of which each text has one.
+const MAX_STATES: usize = 4;
+
+/// Tokens of a block of the KV pool.
 const BLOCK_SIZE: usize = 32;
 
 /// A model that generates text, understood but not loaded.
@@ -44,27 +48,27 @@ impl Decoder {
         self.model.spec.hidden_size
     }
 
-    /// A vector of each text, at its own length.
+    /// A vector of each text, at its own length, and what writes the packed weights, if they are to be kept.
     pub(super) fn embed(
         &self,
         args: &EmbedArgs,
         texts: &[String],
         pooling: Pooling,
-    ) -> Outcome<Vec<Embedded>> {
+    ) -> Outcome<(Vec<Embedded>, Option<CacheWriter>)> {
         if args.dtype.dtype != DtypeArg::Auto {
             return Err(Failure::new(
                 "--dtype is for text encoders, and this model generates text: its weights stay as they are stored",
             ));
         }
         let prompts = self.prompts(texts)?;
-        let engine = self.start(args, &prompts)?;
+        let (engine, kept) = self.start(args, &prompts)?;
         let handle = engine.handle();
         let (mut embedded, mut waiting) = (Vec::with_capacity(texts.len()), VecDeque::new());
         let mut bar = Progress::count("embedding");
         let total = prompts.len() as u64;
         let mut prompts = prompts.into_iter();
         loop {
-            while waiting.len() < AT_A_TIME
+            while waiting.len() < 2 * MAX_SEQS
                 && let Some(prompt) = prompts.next()
             {
                 let tokens = prompt.len();
@@ -72,14 +76,15 @@ impl Decoder {
                     pooling: Some(pooling),
                     ..Request::new(prompt, GenerationParams::default())
                 };
-                let events = handle.submit(request).map_err(failure)?;
-                waiting.push_back((tokens, events));
+                waiting.push_back((tokens, handle.submit(request)));
             }
             let Some((tokens, events)) = waiting.pop_front() else {
-                return Ok(embedded);
+                return Ok((embedded, kept));
             };
+            let number = embedded.len() + 1;
+            let failed = |e: EngineError| Failure::new(format!("text {number}: {e}"));
             embedded.push(Embedded {
-                vector: vector(events)?,
+                vector: events.and_then(vector).map_err(failed)?,
                 tokens,
                 cut: false,
             });
@@ -106,40 +111,70 @@ impl Decoder {
     }
 
     /// Loads the model, with room for these prompts.
-    fn start(&self, args: &EmbedArgs, prompts: &[Vec<TokenId>]) -> Outcome<Engine> {
+    fn start(
+        &self,
+        args: &EmbedArgs,
+        prompts: &[Vec<TokenId>],
+    ) -> Outcome<(Engine, Option<CacheWriter>)> {
         let (kind, options) = (args.device.backend, args.device.options());
         let placement = Placement::for_model(kind, None, &self.model, options)?;
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
-        let max_seqs = prompts.len().clamp(1, AT_A_TIME);
-        let all: usize = prompts.iter().map(Vec::len).sum();
-        let max_tokens = placement.step_tokens().min(all).max(max_seqs);
-        let config = RunnerConfig {
-            max_seqs,
-            max_tokens,
-            // Those of a step and of the next one, each ending in a block of its own, and a long one that is computed in parts.
-            kv_tokens: longest + 2 * (max_tokens + max_seqs * BLOCK_SIZE),
-            ..RunnerConfig::single(longest)
-        };
-        let kv = KvDtype::for_model(&self.model);
-        let sizes = (config, kv);
+        let has_states = RunnerConfig::single(1)
+            .state_slots(&self.model.spec)
+            .is_some();
+        let max_seqs = if has_states { MAX_STATES } else { MAX_SEQS };
+        let sizes = sizes(prompts, max_seqs, placement.step_tokens());
+        let sizes = (sizes, KvDtype::for_model(&self.model));
         let loaded = load_model::load_on(&placement, &args.weights, &self.model, sizes, None)?;
-        let config = EngineConfig::default();
-        Ok(Engine::start(loaded.session.into_runner(), None, config)?)
+        let runner = loaded.session.into_runner();
+        let engine = Engine::start(runner, None, EngineConfig::default())?;
+        Ok((engine, loaded.kept))
+    }
+}
+
+/// Sizes for these prompts, of which up to `max_seqs` are computed together.
+fn sizes(prompts: &[Vec<TokenId>], max_seqs: usize, step_tokens: usize) -> RunnerConfig {
+    let lens = || prompts.iter().map(Vec::len);
+    let longest = lens().max().unwrap_or(1);
+    let max_seqs = prompts.len().clamp(1, max_seqs);
+    let max_tokens = step_tokens.min(lens().sum()).max(1);
+    RunnerConfig {
+        max_seqs,
+        max_tokens,
+        // The engine takes no more sequences than a step has rows for.
+        max_logit_rows: max_seqs,
+        // Those of a step and of the next one, each ending in a block of its own, and a long one that is computed in parts.
+        kv_tokens: longest + 2 * (max_tokens + max_seqs * BLOCK_SIZE),
+        layout: KvLayout::Grouped {
+            block_size: BLOCK_SIZE,
+        },
+        ..RunnerConfig::single(longest)
     }
 }
 
 /// Waits for the vector of a request.
-fn vector(mut events: EventStream) -> Outcome<Vec<f32>> {
+fn vector(mut events: EventStream) -> Result<Vec<f32>, EngineError> {
     while let Some(event) = events.blocking_next() {
         match event {
             Event::Embedding(vector) => return Ok(vector),
-            Event::Failed(error) => return Err(failure(error)),
+            Event::Failed(error) => return Err(error),
             _ => {}
         }
     }
-    Err(Failure::new("the engine ended without a vector"))
+    Err(EngineError::Failed("it ended without a vector".into()))
 }
 
-fn failure(error: EngineError) -> Failure {
-    Failure::new(error.to_string())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrum_engine::scheduler::SchedulerConfig;
+
+    #[test]
+    fn texts_are_computed_together() {
+        for (count, len, seqs, tokens) in [(1, 9, 1, 9), (100, 3, 64, 300), (100, 300, 64, 512)] {
+            let sizes = sizes(&vec![vec![0; len]; count], MAX_SEQS, 512);
+            let scheduler = SchedulerConfig::for_runner(&sizes);
+            assert_eq!((scheduler.max_seqs, sizes.max_tokens), (seqs, tokens));
+            assert!(sizes.max_logit_rows >= seqs && sizes.context == len);
+        }
+    }
 }

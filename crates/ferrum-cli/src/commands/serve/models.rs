@@ -16,9 +16,7 @@ use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::read_encoder;
 use ferrum_models::whisper::read_whisper;
-use ferrum_models::{
-    DraftHead, KvLayout, Model, ModelKind, RunnerConfig, read_eagle3, read_model, read_mtp,
-};
+use ferrum_models::{DraftHead, KvLayout, Model, ModelKind, RunnerConfig, read_eagle3, read_mtp};
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
     ServedVision,
@@ -440,7 +438,7 @@ fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
     let source = load_model::source(path, &hub)?;
     Ok(match ModelKind::of(&source) {
         Some(ModelKind::DraftHead) => Drafts::Head(Box::new(read_eagle3(source, model)?)),
-        _ => Drafts::Model(Box::new(read_model(source)?)),
+        _ => Drafts::Model(Box::new(load_model::generator(source)?)),
     })
 }
 
@@ -554,6 +552,7 @@ const LAYOUT: KvLayout = KvLayout::Grouped {
 mod tests {
     use super::*;
     use ferrum_formats::Gguf;
+    use ferrum_models::read_model;
 
     /// The demo model with one more integer in its file.
     fn with_key(key: &str, value: i32) -> Model {
