@@ -1,7 +1,7 @@
 //! What configs mean where two readings are possible: that of `transformers`.
 
 use crate::support::{exact_cpu, fixtures, logits_in_chunks, open, runner_in};
-use ferrum_formats::ModelSource;
+use ferrum_formats::{Gguf, ModelSource, gguf};
 use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
 use ferrum_models::{
@@ -50,6 +50,15 @@ fn attention_that_is_not_causal_is_refused() {
                 json!("vision"))
             .is_ok()
         );
+    }
+    for causal in [false, true] {
+        let mut head = gguf::Writer::new("x.gguf");
+        head.set("general.architecture", "llama").unwrap();
+        head.set("llama.attention.causal", causal).unwrap();
+        let file = head.start(Vec::new()).unwrap().finish().unwrap();
+        let source = ModelSource::Gguf(Gguf::from_vec("x.gguf", file).unwrap());
+        let error = read_model(source).err().unwrap().to_string();
+        assert_eq!(!causal, error.contains("attention.causal"), "{error}");
     }
 }
 
