@@ -36,7 +36,7 @@ fn changed(fixture: &str, change: impl Fn(&mut Value)) -> ferrum_types::Result<M
 #[test]
 fn attention_that_is_not_causal_is_refused() {
     for fixture in [
-        "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2",
+        "llama2", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2",
     ] {
         for (field, other) in [("is_causal", false), ("use_bidirectional_attention", true)] {
             let found = changed(fixture, |c| c[field] = json!(other));
