@@ -32,7 +32,7 @@ use tiles::Tiles;
 
 /// Steps of `k` that a block covers at most: 48 KiB of a panel, which the tiles of a chunk read one after the other.
 const STEPS: usize = 384;
-/// Panels of a block, 384 KiB as f32: so often are the rows of a chunk read.
+/// Panels of a block, 384 KiB as f32. The rows of a chunk are read once for each of them.
 const GROUP: usize = 8;
 /// Tiles of rows up to which panels are decoded in registers for each tile.
 const DIRECT_TILES: usize = 4;
