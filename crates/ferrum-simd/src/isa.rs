@@ -120,23 +120,89 @@ impl Isa {
     }
 }
 
+/// Functions of a trait of kernels, each named `$name`: the kernel in code for a level.
+///
+/// They are the trait's, not this module's, to shorten the build: the compiler cuts a crate into units by module, and a
+/// trait's function is in the module of the type that has the trait. As functions of this module, nearly all code of the
+/// crate was one unit, which one thread compiled. None may be inlined into [`Level::run`], which is of this module.
+macro_rules! levels {
+    ($($name:ident: $level:tt;)*) => {
+        $(levels!(@ $name, $level);)*
+    };
+    (@ $name:ident, base) => {
+        /// In code for any CPU of this architecture.
+        #[doc(hidden)]
+        #[inline(never)]
+        fn $name(self) -> Self::Output {
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: every aarch64 processor that the standard library runs on has NEON.
+            return self.run(unsafe { Neon::<false>::new() });
+            #[cfg(not(target_arch = "aarch64"))]
+            self.run(Base)
+        }
+    };
+    (@ $name:ident, avx2) => {
+        levels!(@ $name, "x86_64", "avx2,fma,f16c", Avx2<false>);
+    };
+    (@ $name:ident, avx_vnni) => {
+        levels!(@ $name, "x86_64", "avxvnni,avx2,fma,f16c", Avx2<true>);
+    };
+    (@ $name:ident, avx512) => {
+        levels!(@ $name, "x86_64", "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<false>);
+    };
+    (@ $name:ident, avx512_bf16) => {
+        levels!(@ $name, "x86_64", "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<true>);
+    };
+    (@ $name:ident, neon_dot) => {
+        levels!(@ $name, "aarch64", "neon,dotprod", Neon<true>);
+    };
+    (@ $name:ident, $arch:literal, $features:literal, $token:ty) => {
+        /// In code for a level.
+        ///
+        /// # Safety
+        /// The CPU has the level's features.
+        #[doc(hidden)]
+        #[cfg(target_arch = $arch)]
+        #[target_feature(enable = $features)]
+        unsafe fn $name(self) -> Self::Output {
+            // SAFETY: the caller's contract: the token stands for features that the CPU has.
+            self.run(unsafe { <$token>::new() })
+        }
+    };
+}
+
 /// Work that is written once for every level.
-pub trait Kernel {
+pub trait Kernel: Sized {
     /// What [`run`](Self::run) returns.
     type Output;
 
     /// Does the work. Implementations are `#[inline(always)]`, as is all that they call with `s`, so
     /// that the code lands inside the function that enables the level's instructions.
     fn run<S: Simd>(self, s: S) -> Self::Output;
+
+    levels! {
+        run_base: base;
+        run_avx2: avx2;
+        run_avx512: avx512;
+        run_avx512_bf16: avx512_bf16;
+    }
 }
 
 /// A [`Kernel`] that multiplies bytes. Some levels differ for these alone.
-pub trait ByteKernel {
+pub trait ByteKernel: Sized {
     /// What [`run`](Self::run) returns.
     type Output;
 
     /// As [`Kernel::run`].
     fn run<S: ByteProducts>(self, s: S) -> Self::Output;
+
+    levels! {
+        bytes_base: base;
+        bytes_avx2: avx2;
+        bytes_avx_vnni: avx_vnni;
+        bytes_avx512: avx512;
+        bytes_neon_dot: neon_dot;
+    }
 }
 
 impl fmt::Display for Isa {
@@ -212,11 +278,11 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Level::new` has checked that the CPU has the features that the function
             // enables, which are those the token stands for.
-            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { run_avx512(kernel) },
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { kernel.run_avx512() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; the level has all features of AVX2.
-            Isa::Avx2 | Isa::AvxVnni => unsafe { run_avx2(kernel) },
-            _ => run_base(kernel),
+            Isa::Avx2 | Isa::AvxVnni => unsafe { kernel.run_avx2() },
+            _ => kernel.run_base(),
         }
     }
 
@@ -233,8 +299,8 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512Bf16 => unsafe { bf16_avx512(kernel) },
-            _ => run_base(kernel),
+            Isa::Avx512Bf16 => unsafe { kernel.run_avx512_bf16() },
+            _ => kernel.run_base(),
         }
     }
 
@@ -244,74 +310,17 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { bytes_avx512(kernel) },
+            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { kernel.bytes_avx512() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::AvxVnni => unsafe { bytes_avx_vnni(kernel) },
+            Isa::AvxVnni => unsafe { kernel.bytes_avx_vnni() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx2 => unsafe { bytes_avx2(kernel) },
+            Isa::Avx2 => unsafe { kernel.bytes_avx2() },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: as in `run`.
-            Isa::NeonDot => unsafe { bytes_neon_dot(kernel) },
-            _ => bytes_base(kernel),
+            Isa::NeonDot => unsafe { kernel.bytes_neon_dot() },
+            _ => kernel.bytes_base(),
         }
-    }
-}
-
-/// A kernel at the [least level](Isa::BASE).
-#[inline]
-fn run_base<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: every aarch64 processor that the standard library runs on has NEON.
-    return unsafe { run_neon(kernel) };
-    #[cfg(not(target_arch = "aarch64"))]
-    kernel.run(Base)
-}
-
-/// The same for one that multiplies bytes.
-#[inline]
-fn bytes_base<K: ByteKernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as in `run_base`.
-    return unsafe { bytes_neon(kernel) };
-    #[cfg(not(target_arch = "aarch64"))]
-    kernel.run(Base)
-}
-
-/// Defines functions that run a kernel with the token `$token` in code that has `$features`.
-macro_rules! levels {
-    ($($arch:literal, $features:literal, $token:ty { $($kernel:ident: $name:ident,)* })*) => {
-        $($(
-            #[cfg(target_arch = $arch)]
-            #[target_feature(enable = $features)]
-            fn $name<K: $kernel>(kernel: K) -> K::Output {
-                // SAFETY: this function is only entered on a CPU that has the features it enables.
-                kernel.run(unsafe { <$token>::new() })
-            }
-        )*)*
-    };
-}
-levels! {
-    "x86_64", "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<true> {
-        Kernel: bf16_avx512,
-    }
-    "x86_64", "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c", Avx512<false> {
-        Kernel: run_avx512,
-        ByteKernel: bytes_avx512,
-    }
-    "x86_64", "avxvnni,avx2,fma,f16c", Avx2<true> {
-        ByteKernel: bytes_avx_vnni,
-    }
-    "x86_64", "avx2,fma,f16c", Avx2<false> {
-        Kernel: run_avx2,
-        ByteKernel: bytes_avx2,
-    }
-    "aarch64", "neon,dotprod", Neon<true> {
-        ByteKernel: bytes_neon_dot,
-    }
-    "aarch64", "neon", Neon<false> {
-        Kernel: run_neon,
-        ByteKernel: bytes_neon,
     }
 }
