@@ -412,3 +412,58 @@ fn a_name_of_a_hub_is_no_prompt() {
     let error = setup.fails(&["run", "org/nothing", "x"]);
     assert!(error.contains("has no model org/nothing"), "{error}");
 }
+
+/// The files of a folder, of its folders as well.
+fn files_of(folder: &Path, below: &str, files: &mut Vec<(String, Vec<u8>)>) {
+    for entry in std::fs::read_dir(folder.join(below)).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let name = match below {
+            "" => name,
+            _ => format!("{below}/{name}"),
+        };
+        match entry.file_type().unwrap().is_dir() {
+            true => files_of(folder, &name, files),
+            false => files.push((name, std::fs::read(entry.path()).unwrap())),
+        }
+    }
+}
+
+/// Files beside the weights say how a model is to be run, so all that are read are fetched: how texts are pooled and where
+/// they are cut off, and how images are resized.
+#[test]
+fn a_folder_that_was_fetched_gives_what_the_folder_gives() {
+    let setup = Setup::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let long = "cat ".repeat(30);
+    let image = fixtures.join("images/files/alpha.png");
+    let image = image.display().to_string();
+    for (folder, name, before, behind) in [
+        (
+            "encoders/distilbert",
+            "org/embedder",
+            &["embed"][..],
+            &["the dog ran", &*long][..],
+        ),
+        (
+            "images/clip",
+            "org/clip",
+            &["classify"],
+            &[&*image, "--labels", "cat,dog"],
+        ),
+    ] {
+        let folder = fixtures.join(folder);
+        let mut files = Vec::new();
+        files_of(&folder, "", &mut files);
+        let files: Vec<_> = files
+            .iter()
+            .map(|(name, bytes)| (&**name, &**bytes))
+            .collect();
+        setup.hub.add(name, "main", &commit('d'), &files);
+        let run = |model: &str| {
+            let flags = ["--json", "--backend", "cpu"];
+            setup.ok(&[before, &flags, &[model], behind].concat())
+        };
+        assert_eq!(run(name), run(&folder.display().to_string()), "{name}");
+    }
+}

@@ -9,8 +9,9 @@ use crate::files::{CONVERT_HINT, PICKLES};
 use crate::{FormatError, Result};
 use std::collections::{BTreeMap, HashSet};
 
-/// Beside the weights of a Hugging Face folder: all that this crate reads.
-const METADATA_FILES: [&str; 9] = [
+/// Beside the weights of a Hugging Face folder: all that Ferrum reads. What lacks is taken for not said, so a file that is
+/// left out here makes other numbers than its folder does.
+const METADATA_FILES: [&str; 12] = [
     "config.json",
     "generation_config.json",
     "quantize_config.json",
@@ -20,10 +21,26 @@ const METADATA_FILES: [&str; 9] = [
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "modules.json",
 ];
 
 /// Further templates.
 const TEMPLATES: &str = "additional_chat_templates/";
+
+/// Whether a file is the config of a module of sentence-transformers, as `sentence_bert_config.json` or
+/// `1_Pooling/config.json`.
+fn is_of_module(file: &str) -> bool {
+    if file.starts_with("sentence_") && file.ends_with("_config.json") && !file.contains('/') {
+        return true;
+    }
+    file.strip_suffix("/config.json")
+        .and_then(|folder| folder.split_once('_'))
+        .is_some_and(|(number, name)| {
+            number.parse::<u8>().is_ok() && !name.is_empty() && !name.contains('/')
+        })
+}
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -119,7 +136,9 @@ impl Listing<'_> {
 
     fn metadata_files(&self) -> Vec<String> {
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
-        let wanted = |file: &&String| METADATA_FILES.contains(&file.as_str()) || template(file);
+        let wanted = |file: &&String| {
+            METADATA_FILES.contains(&file.as_str()) || template(file) || is_of_module(file)
+        };
         self.files.iter().filter(wanted).cloned().collect()
     }
 
@@ -405,6 +424,15 @@ mod tests {
             "tokenizer_config.json",
             "vocab.json",
             "additional_chat_templates/rag.jinja",
+            "preprocessor_config.json",
+            "processor_config.json",
+            "modules.json",
+            "sentence_bert_config.json",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "1_Pooling/x/config.json",
+            "openvino/config.json",
             "original/consolidated.pth",
             "onnx/model.onnx",
             "pytorch_model.bin",
@@ -420,6 +448,12 @@ mod tests {
                 "tokenizer.json",
                 "tokenizer_config.json",
                 "additional_chat_templates/rag.jinja",
+                "preprocessor_config.json",
+                "processor_config.json",
+                "modules.json",
+                "sentence_bert_config.json",
+                "1_Pooling/config.json",
+                "2_Dense/config.json",
             ]
         );
         assert_eq!(choice.entry(), None);
@@ -433,7 +467,7 @@ mod tests {
         let choice = chosen("a/b", &sharded, DownloadScope::Tokenizer).unwrap();
         assert_eq!(
             (choice.weights, choice.metadata_files.len()),
-            (Weights::None, 5)
+            (Weights::None, 11)
         );
         let choice = chosen(
             "a/b:consolidated.safetensors",
