@@ -750,3 +750,55 @@ fn vectors_become_f32() {
         assert_eq!(info.dtype, TensorDtype::Plain(expected), "{}", info.name);
     }
 }
+
+/// A folder of sentence-transformers says how states are pooled, and so does the file that is made of it.
+#[test]
+fn the_way_of_pooling_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("embedder");
+    std::fs::create_dir_all(folder.join("1_Pooling")).unwrap();
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(fixture("qwen3").join(name), folder.join(name)).unwrap();
+    }
+    let say = |mode: &str| {
+        let config = format!("{{\"pooling_mode\": \"{mode}\"}}");
+        std::fs::write(folder.join("1_Pooling/config.json"), config).unwrap();
+    };
+    let embed = |more: &[&str]| {
+        let args = [
+            &["embed", "--backend", "cpu"],
+            more,
+            &["a small cat sat on the mat"],
+        ];
+        ok(&args.concat()).stdout
+    };
+    for (mode, number, flag) in [
+        ("mean", 1, "mean"),
+        ("cls", 2, "cls"),
+        ("lasttoken", 3, "last"),
+    ] {
+        say(mode);
+        let file = quantize(&dir, &folder, "f32", &[]);
+        let gguf = Gguf::open(&file).unwrap();
+        assert_eq!(
+            gguf.u32("qwen3.pooling_type").unwrap(),
+            Some(number),
+            "{mode}"
+        );
+        let (file, found) = (text(&file), embed(&[text(&file)]));
+        assert_eq!(found, embed(&["--pooling", flag, file]), "{mode}");
+    }
+    say("max");
+    let out = dir.path().join("refused.gguf");
+    let words = fails(&["quantize", text(&folder), text(&out), "--type", "q8_0"]);
+    assert!(
+        words.contains("pooling by max") && words.contains("lasttoken"),
+        "{words}"
+    );
+    assert!(!out.exists());
+}

@@ -77,7 +77,7 @@ pub use model::{Model, read_model};
 pub use model_kind::ModelKind;
 pub use named::WeightDtype;
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
-pub use pooling::Pooling;
+pub use pooling::{Pooling, StatedPooling};
 pub use progress::LoadProgress;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;

@@ -1,7 +1,8 @@
 //! One vector for a text: how the states of its tokens become one, and what a model's files say about that.
 
-use ferrum_formats::{HfConfig, ModelSource};
+use ferrum_formats::{Gguf, HfConfig, ModelSource, Shown};
 use ferrum_types::Result;
+use std::path::{Component, Path};
 
 /// How the states of many tokens become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,47 +16,136 @@ pub enum Pooling {
     Cls,
 }
 
-impl Pooling {
-    /// How a model's files say that the states of a text become its embedding: `pooling_type` of a GGUF file, and what
-    /// sentence-transformers has written into a folder. `otherwise` where they say nothing; `None` for ways that are not
-    /// known here.
+/// How a model's files say that the states of a text become its embedding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatedPooling {
+    /// They say nothing.
+    Nothing,
+    /// One way.
+    Known(Pooling),
+    /// One that is not known here, or something behind it that is not: what that is.
+    Other(String),
+    /// They list modules, none of which pools: the first that is not known, as that of a reranker.
+    NotPooled(String),
+}
+
+impl StatedPooling {
+    /// What `pooling_type` of a GGUF file says, or what sentence-transformers has written into a folder.
     ///
     /// # Errors
     /// [`Error::Model`](ferrum_types::Error::Model) for a file that cannot be read.
-    pub fn of_model(source: &ModelSource, otherwise: Pooling) -> Result<Option<Pooling>> {
-        let folder = match source {
-            ModelSource::Gguf(gguf) => {
-                let key = format!("{}.pooling_type", gguf.architecture()?);
-                return Ok(match gguf.u32(&key)? {
-                    None => Some(otherwise),
-                    Some(1) => Some(Pooling::Mean),
-                    Some(2) => Some(Pooling::Cls),
-                    Some(3) => Some(Pooling::Last),
-                    Some(_) => None,
-                });
-            }
-            ModelSource::Hf(folder) => &folder.dir,
+    pub fn of(source: &ModelSource) -> Result<Self> {
+        match source {
+            ModelSource::Gguf(gguf) => Self::of_gguf(gguf),
+            ModelSource::Hf(folder) => of_folder(&folder.dir),
+        }
+    }
+
+    fn of_gguf(gguf: &Gguf) -> Result<Self> {
+        let key = format!("{}.pooling_type", gguf.architecture()?);
+        let Some(number) = gguf.u32(&key)? else {
+            return Ok(Self::Nothing);
         };
-        let path = folder.join("1_Pooling/config.json");
-        if !path.exists() {
-            return Ok(Some(otherwise));
-        }
-        // A map behind the pooling, which nothing here applies.
-        if folder.join("2_Dense").exists() {
-            return Ok(None);
-        }
-        let config = HfConfig::open(path)?;
-        let mut modes = Vec::new();
-        for mode in config.keys().filter(|key| key.starts_with("pooling_mode_")) {
-            if config.bool(mode)? == Some(true) {
-                modes.push(mode);
+        let mut known = [Pooling::Mean, Pooling::Cls, Pooling::Last].into_iter();
+        let found = known.find(|pooling| pooling.gguf_number() == number);
+        let other = || Self::Other(format!("{key} {number}"));
+        Ok(found.map_or_else(other, Self::Known))
+    }
+
+    /// From the configuration of sentence-transformers' module `Pooling`: `pooling_mode`, or, in older folders, a flag for
+    /// each mode.
+    fn of_config(config: &HfConfig) -> Result<Self> {
+        const FLAGS: [(&str, &str); 6] = [
+            ("pooling_mode_cls_token", "cls"),
+            ("pooling_mode_max_tokens", "max"),
+            ("pooling_mode_mean_tokens", "mean"),
+            ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+            ("pooling_mode_weightedmean_tokens", "weightedmean"),
+            ("pooling_mode_lasttoken", "lasttoken"),
+        ];
+        let modes = match config.value("pooling_mode") {
+            Some(modes) if modes.is_array() => config.strs("pooling_mode")?.unwrap_or_default(),
+            Some(_) => vec![config.require_str("pooling_mode")?],
+            None => {
+                let mut modes = Vec::new();
+                for (flag, mode) in FLAGS {
+                    if config.bool(flag)? == Some(true) {
+                        modes.push(mode);
+                    }
+                }
+                modes
             }
-        }
+        };
         Ok(match modes[..] {
-            ["pooling_mode_mean_tokens"] => Some(Pooling::Mean),
-            ["pooling_mode_cls_token"] => Some(Pooling::Cls),
-            ["pooling_mode_lasttoken"] => Some(Pooling::Last),
-            _ => None,
+            [] | ["mean"] => Self::Known(Pooling::Mean),
+            ["cls"] => Self::Known(Pooling::Cls),
+            ["lasttoken"] => Self::Known(Pooling::Last),
+            _ => Self::Other(format!("pooling by {}", Shown(&modes.join(" and ")))),
         })
     }
+
+    /// The way to take, where files that say nothing mean `otherwise`; `None` for one that is not known.
+    pub fn or(self, otherwise: Pooling) -> Option<Pooling> {
+        match self {
+            Self::Nothing => Some(otherwise),
+            Self::Known(pooling) => Some(pooling),
+            Self::Other(_) | Self::NotPooled(_) => None,
+        }
+    }
+}
+
+impl Pooling {
+    /// Its number in `pooling_type` of a GGUF file.
+    pub(crate) fn gguf_number(self) -> u32 {
+        match self {
+            Pooling::Mean => 1,
+            Pooling::Cls => 2,
+            Pooling::Last => 3,
+        }
+    }
+}
+
+/// What sentence-transformers does behind a model: the modules of `modules.json`. Where that file is missing, which
+/// sentence-transformers takes for a model without modules, the usual folders are believed.
+fn of_folder(folder: &Path) -> Result<StatedPooling> {
+    let list = folder.join("modules.json");
+    if !list.exists() {
+        let config = folder.join("1_Pooling/config.json");
+        return match config.exists() {
+            true if folder.join("2_Dense").exists() => {
+                Ok(StatedPooling::Other("a module Dense".into()))
+            }
+            true => StatedPooling::of_config(&HfConfig::open(config)?),
+            false => Ok(StatedPooling::Nothing),
+        };
+    }
+    let (mut stated, mut other) = (StatedPooling::Nothing, None);
+    for module in HfConfig::open_list(&list)? {
+        // The name of a Python class, with its modules.
+        let class = module.require_str("type")?;
+        match class.rsplit('.').next() {
+            Some("Transformer" | "Normalize" | "Dropout") => {}
+            Some("Pooling") if stated == StatedPooling::Nothing => {
+                let path = module.require_str("path")?;
+                if !is_inside(path) {
+                    let expected = "the name of a folder beside the file";
+                    return Err(module.field_error("path", expected).into());
+                }
+                let config = folder.join(path).join("config.json");
+                stated = StatedPooling::of_config(&HfConfig::open(config)?)?;
+            }
+            class => other = other.or(class.map(|class| format!("a module {}", Shown(class)))),
+        }
+    }
+    Ok(match (stated, other) {
+        (StatedPooling::Known(_), Some(other)) => StatedPooling::Other(other),
+        (StatedPooling::Nothing, Some(other)) => StatedPooling::NotPooled(other),
+        (stated, _) => stated,
+    })
+}
+
+/// Whether a path that a file names is one of something beside it.
+fn is_inside(path: &str) -> bool {
+    let mut parts = Path::new(path).components();
+    !path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
 }

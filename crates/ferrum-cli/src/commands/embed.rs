@@ -82,7 +82,7 @@ fn pooling(args: &EmbedArgs, of_model: Option<Pooling>) -> Outcome<Pooling> {
     pooling.ok_or_else(|| {
         let path = args.model.display();
         Failure::new(format!(
-            "{path}: the model's files ask for another pooling than mean, cls and last\nhint: --pooling takes one of these"
+            "{path}: the model's files ask for another pooling than mean, cls and last, or for a layer behind it\nhint: --pooling takes one of these"
         ))
     })
 }

@@ -41,17 +41,37 @@ impl HfConfig {
     /// [`FormatError::Syntax`], or [`FormatError::Limit`] when it nests too deep.
     pub fn from_slice(path: impl Into<PathBuf>, text: &[u8]) -> Result<Self> {
         let path = path.into();
-        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-        let text = without_non_finite(&path, text)?;
-        let value = serde_json::from_slice(&text).map_err(|e| FormatError::syntax(&path, e))?;
-        match value {
-            Value::Object(map) => Ok(HfConfig {
-                path,
-                prefix: String::new(),
-                map,
-            }),
+        let value = parse(&path, text)?;
+        Self::of_value(path, String::new(), value)
+    }
+
+    /// Reads the objects of an array, the whole of the file at `path`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); also when the file is no array of objects.
+    pub fn open_list(path: impl AsRef<Path>) -> Result<Vec<Self>> {
+        let path = path.as_ref();
+        let objects = match parse(path, &crate::files::read_limited(path, MAX_SIZE)?)? {
+            Value::Array(objects) => objects,
             other => {
-                let reason = format!("found {}, expected an object", describe(&other));
+                let reason = format!("found {}, expected a list", describe(&other));
+                return Err(FormatError::syntax(path, reason));
+            }
+        };
+        let objects = objects.into_iter().enumerate();
+        let config = |(i, value)| Self::of_value(path.into(), format!("[{i}]."), value);
+        objects.map(config).collect()
+    }
+
+    fn of_value(path: PathBuf, prefix: String, value: Value) -> Result<Self> {
+        match value {
+            Value::Object(map) => Ok(HfConfig { path, prefix, map }),
+            other => {
+                let place = match prefix.strip_suffix('.') {
+                    Some(place) => format!("{place}: "),
+                    None => prefix,
+                };
+                let reason = format!("{place}found {}, expected an object", describe(&other));
                 Err(FormatError::syntax(&path, reason))
             }
         }
@@ -278,6 +298,13 @@ fn as_usize(value: &Value) -> Option<usize> {
     // Some converters write every number as a float; 2^53 is where floats stop being exact.
     let x = value.as_f64()?;
     (x.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&x)).then_some(x as usize)
+}
+
+/// A JSON value of limited depth; `path` is for messages.
+fn parse(path: &Path, text: &[u8]) -> Result<Value> {
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    let text = without_non_finite(path, text)?;
+    serde_json::from_slice(&text).map_err(|e| FormatError::syntax(path, e))
 }
 
 /// Checks the nesting and puts Python's `NaN` and `Infinity` into quotes.

@@ -3,7 +3,7 @@
 use super::config::EncoderModel;
 use super::{gguf, hf};
 use crate::named::WeightDtype;
-use crate::pooling::Pooling;
+use crate::pooling::{Pooling, StatedPooling};
 use ferrum_formats::ModelSource;
 use ferrum_types::Result;
 
@@ -26,7 +26,7 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
     };
     Ok(EncoderModel {
         spec,
-        pooling: Pooling::of_model(&source, Pooling::Mean)?,
+        pooling: StatedPooling::of(&source)?.or(Pooling::Mean),
         max_seq_length: match &source {
             ModelSource::Hf(folder) => hf::max_seq_length(folder)?,
             ModelSource::Gguf(_) => None,

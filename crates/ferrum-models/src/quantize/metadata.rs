@@ -2,6 +2,7 @@
 
 use super::hf_model::HfModel;
 use super::recipe::Recipe;
+use crate::pooling::StatedPooling;
 use crate::spec::{
     AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MoeSpec,
     NormKind, QkNormSpec, RopeScaling, RopeSpec,
@@ -38,6 +39,7 @@ pub(super) fn write(
             architecture(out, &model)?;
             rope(out, &model)?;
             windows(out, &model)?;
+            pooling(out, &model, source)?;
             tokenizer(out, &model)?;
         }
     }
@@ -335,6 +337,19 @@ fn unsaid(model: &HfModel<'_>, what: &str, expected: &str) -> Result<()> {
         "{path}: {what} has no spelling in GGUF files of architecture {}, expected {expected}",
         model.arch
     )))
+}
+
+/// How states become an embedding, where the folder is one of sentence-transformers.
+fn pooling(out: &mut Writer, model: &HfModel<'_>, source: &ModelSource) -> Result<()> {
+    match StatedPooling::of(source)? {
+        StatedPooling::Nothing | StatedPooling::NotPooled(_) => Ok(()),
+        StatedPooling::Known(pooling) => set(out, model, "pooling_type", pooling.gguf_number()),
+        StatedPooling::Other(found) => unsaid(
+            model,
+            &format!("{found}, which sentence-transformers has behind this model,"),
+            "pooling by mean, cls or lasttoken and nothing else",
+        ),
+    }
 }
 
 /// Refuses layers that differ where readers take all to be alike, or know by the architecture how they differ.

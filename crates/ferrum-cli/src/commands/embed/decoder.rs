@@ -12,7 +12,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::EncodeOptions;
-use ferrum_models::{KvLayout, Model, Pooling, RunnerConfig, read_model};
+use ferrum_models::{KvLayout, Model, Pooling, RunnerConfig, StatedPooling, read_model};
 use ferrum_types::TokenId;
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ pub(super) struct Decoder {
 impl Decoder {
     pub(super) fn read(source: ModelSource) -> Outcome<Self> {
         let model = read_model(source)?;
-        let pooling = Pooling::of_model(&model.source, Pooling::Last)?;
+        let pooling = StatedPooling::of(&model.source)?.or(Pooling::Last);
         Ok(Self { model, pooling })
     }
 

@@ -16,7 +16,9 @@ use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::read_encoder;
 use ferrum_models::whisper::read_whisper;
-use ferrum_models::{DraftHead, KvLayout, Model, ModelKind, RunnerConfig, read_eagle3, read_mtp};
+use ferrum_models::{
+    DraftHead, KvLayout, Model, ModelKind, RunnerConfig, StatedPooling, read_eagle3, read_mtp,
+};
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
     ServedVision,
@@ -281,7 +283,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         open_schemas: args.open_schemas,
         context,
         vocab_size: model.spec.vocab_size,
-        pooling: Pooling::of_model(&model.source, Pooling::Last)?,
+        pooling: StatedPooling::of(&model.source)?.or(Pooling::Last),
         hidden_size: model.spec.hidden_size,
         stop_tokens: generation::stop_tokens(&model, &tokenizer),
         sampling,
