@@ -134,6 +134,7 @@ pub(crate) fn load(
         context,
         vision: None,
         vocab_size,
+        has_head: true,
         stop_tokens: tokenizer.eos_ids().to_vec(),
         pooling: None,
         hidden_size,

@@ -131,9 +131,19 @@ struct Times {
     ended: bool,
 }
 
+/// 400 about a model of layers alone.
+fn without_head(model: &str) -> ApiError {
+    ApiError::wrong_model(format!(
+        "model: {model:?} has no output projection (lm_head.weight) and generates no text; use /v1/embeddings"
+    ))
+}
+
 impl GenerationStream {
     /// Hands requests to a model, each with `n` choices: all of them or none. Their prompts came in the
     /// field `param`.
+    ///
+    /// # Errors
+    /// 400 where the model has no output projection and text is wanted; what the engine says of a request.
     pub(crate) fn begin(
         lease: &Lease,
         param: &str,
@@ -146,6 +156,9 @@ impl GenerationStream {
         let (mut streams, mut prompts, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let mut time = None;
         for request in requests {
+            if request.pooling.is_none() && !lease.served.has_head {
+                return Err(without_head(&lease.requested.name));
+            }
             prompts.push(Prompt {
                 tokens: request.prompt.len(),
                 max_tokens: request.generation.max_tokens,

@@ -36,6 +36,8 @@ pub struct ServedModel {
     pub vision: Option<ServedVision>,
     /// Number of logits.
     pub vocab_size: usize,
+    /// Whether it has an output projection. One without gives embeddings alone.
+    pub has_head: bool,
     /// Tokens at which an answer ends.
     pub stop_tokens: Vec<TokenId>,
     /// How states of a text become its embedding; `None` where the model's files ask for a way that is

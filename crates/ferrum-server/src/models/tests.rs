@@ -35,6 +35,7 @@ pub(crate) fn demo() -> LoadedModel {
         context: 64,
         vision: None,
         vocab_size: model.spec.vocab_size,
+        has_head: true,
         stop_tokens: Vec::new(),
         pooling: Some(Default::default()),
         hidden_size: model.spec.hidden_size,

@@ -1,9 +1,10 @@
 //! `/v1/embeddings` and `/openapi.json`.
 
-use super::Running;
+use super::{Running, demo_model, load};
 use ferrum_engine::EngineConfig;
-use ferrum_server::ServerConfig;
+use ferrum_server::{LoadedModel, ServerConfig};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const PATH: &str = "/v1/embeddings";
 
@@ -127,6 +128,43 @@ fn a_conversation_has_a_vector() {
     }
     let cut = json!({"messages": messages, "truncate_prompt_tokens": 3});
     assert_eq!(server.ask(PATH, &cut)["usage"]["prompt_tokens"], 3);
+}
+
+/// A checkpoint of the layers alone gives vectors, and no text.
+#[test]
+fn a_model_without_a_head_generates_nothing() {
+    let loader = |_: &str| {
+        let (model, text) = demo_model();
+        let mut loaded = load(model, text, (EngineConfig::default(), 4), |runner| runner);
+        if let LoadedModel::Decoder(_, served) = &mut loaded {
+            served.has_head = false;
+        }
+        Ok(loaded)
+    };
+    let server = Running::models(&["demo"], Arc::new(loader), 1, ServerConfig::default());
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "Once"})),
+        ("/v1/chat/completions", json!({"messages": messages})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "stream": true}),
+        ),
+        (
+            "/v1/messages",
+            json!({"model": "demo", "max_tokens": 4, "messages": messages}),
+        ),
+        ("/v1/responses", json!({"input": "Hello"})),
+        ("/completion", json!({"prompt": "Once"})),
+    ] {
+        let reply = server.post(path, &body);
+        let status = reply.status;
+        let text = reply.text();
+        assert_eq!(status, 400, "{path}: {text}");
+        assert!(text.contains("use /v1/embeddings"), "{path}: {text}");
+    }
+    let answer = server.ask(PATH, &json!({"input": "Once"}));
+    assert_eq!(vectors(&answer).len(), 1);
 }
 
 #[test]

@@ -111,6 +111,7 @@ fn load(
         context: CONTEXT,
         vision: None,
         vocab_size: model.spec.vocab_size,
+        has_head: true,
         pooling: Some(Pooling::Last),
         hidden_size: model.spec.hidden_size,
         stop_tokens: tokenizer.eos_ids().to_vec(),

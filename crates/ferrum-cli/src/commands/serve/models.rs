@@ -283,6 +283,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         open_schemas: args.open_schemas,
         context,
         vocab_size: model.spec.vocab_size,
+        has_head: model.has_head(),
         pooling: StatedPooling::of(&model.source)?.or(Pooling::Last),
         hidden_size: model.spec.hidden_size,
         stop_tokens: generation::stop_tokens(&model, &tokenizer),
