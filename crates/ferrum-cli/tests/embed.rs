@@ -35,7 +35,14 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 
 #[test]
 fn vectors_of_texts_are_those_of_transformers() {
-    for name in ["bert", "bert-labels", "xlm-roberta-reranker"] {
+    for name in [
+        "bert",
+        "bert-labels",
+        "xlm-roberta-reranker",
+        "distilbert",
+        "nomic-bert-published",
+        "gte-published",
+    ] {
         let (folder, expected) = (encoder(name), expected(name));
         let cases = expected["texts"].as_array().unwrap();
         let texts: Vec<_> = cases
@@ -64,13 +71,15 @@ fn vectors_of_texts_are_those_of_transformers() {
 /// Its tokenizer is that of llama.cpp, its matrices are in f16.
 #[test]
 fn a_gguf_file_gives_the_vectors_of_its_folder() {
-    let (folder, file) = (encoder("bert"), encoder("bert/model.gguf"));
-    let texts = ["a small cat sat on the mat", "Cats!", "klmn, the café"];
-    let of_folder = embed(&[&[&*folder], &texts[..]].concat());
-    let of_file = embed(&[&[&*file], &texts[..]].concat());
-    for ((a, b), text) in of_folder.iter().zip(&of_file).zip(texts) {
-        let like = cosine(a, b);
-        assert!(like > 0.999_99, "{text}: {like}");
+    for name in ["bert", "nomic-bert"] {
+        let (folder, file) = (encoder(name), encoder(&format!("{name}/model.gguf")));
+        let texts = ["a small cat sat on the mat", "Cats!", "klmn, the café"];
+        let of_folder = embed(&[&[&*folder], &texts[..]].concat());
+        let of_file = embed(&[&[&*file], &texts[..]].concat());
+        for ((a, b), text) in of_folder.iter().zip(&of_file).zip(texts) {
+            let like = cosine(a, b);
+            assert!(like > 0.999_99, "{name}, {text}: {like}");
+        }
     }
 }
 
@@ -217,10 +226,12 @@ fn texts_come_from_lines_and_go_to_lines() {
 
 #[test]
 fn documents_are_ranked_as_transformers_scores_them() {
-    let (folder, expected) = (
-        encoder("xlm-roberta-reranker"),
-        expected("xlm-roberta-reranker"),
-    );
+    for name in ["xlm-roberta-reranker", "gte"] {
+        ranked_as_transformers_scores(&encoder(name), &expected(name));
+    }
+}
+
+fn ranked_as_transformers_scores(folder: &str, expected: &Value) {
     for pair in expected["pairs"].as_array().unwrap() {
         let [query, document] = ["query", "document"].map(|key| pair[key].as_str().unwrap());
         let printed = ok(&[
@@ -228,7 +239,7 @@ fn documents_are_ranked_as_transformers_scores_them() {
             "--backend",
             "cpu",
             "--json",
-            &folder,
+            folder,
             query,
             document,
         ]);
@@ -239,7 +250,7 @@ fn documents_are_ranked_as_transformers_scores_them() {
         assert!((found - score).abs() < 1e-5, "{query}: {found}, {score}");
     }
     let documents = b"a small cat sat\nthe dog ran\nrain fell on the town";
-    let ranked = stdout(&ferrum_with_input(&["rerank", &folder, "rain"], documents));
+    let ranked = stdout(&ferrum_with_input(&["rerank", folder, "rain"], documents));
     let scores: Vec<f64> = ranked
         .lines()
         .map(|line| line.split('\t').next().unwrap().parse().unwrap())

@@ -4,11 +4,13 @@ use crate::checkpoint::Checkpoint;
 use crate::linear::MatrixLinear;
 use crate::progress::LoadProgress;
 use crate::stored::{require, to_f32};
+use crate::weight_shard::{MatShard, Slice};
 use crate::weights::{Prepared, WeightForm};
 use ferrum_formats::{HfFolder, ModelSource, TensorSource};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::{Error, Result, SrcDtype};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A layer norm's weight and bias, `[hidden]`.
@@ -39,6 +41,24 @@ pub(crate) enum Bias {
     Times(f32),
     /// A bias where the file has one, and zeros where it has none.
     Some,
+}
+
+/// Some rows of a linear layer that is stored under `name`, less `.weight` and `.bias`.
+pub(crate) struct LinearPart<'n> {
+    pub(crate) name: &'n str,
+    pub(crate) stored_rows: usize,
+    pub(crate) rows: Range<usize>,
+}
+
+impl<'n> LinearPart<'n> {
+    /// All of a layer of so many outputs.
+    pub(crate) fn whole(name: &'n str, rows: usize) -> Self {
+        Self {
+            name,
+            stored_rows: rows,
+            rows: 0..rows,
+        }
+    }
 }
 
 /// Loads tensors by name onto a device.
@@ -101,21 +121,31 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         [rows, cols]: [usize; 2],
         bias: Bias,
     ) -> Result<MatrixLinear<B, W>> {
-        let names: Vec<_> = names.iter().map(|name| (name.as_ref(), rows)).collect();
-        self.load_linear_parts(&names, cols, bias)
+        let whole = |name| LinearPart::whole(name, rows);
+        let parts: Vec<_> = names.iter().map(|name| whole(name.as_ref())).collect();
+        self.load_linear_parts(&parts, cols, bias)
     }
 
-    /// Loads linear layers of `cols` inputs and so many outputs each as one, one below the other.
+    /// Loads linear layers of `cols` inputs as one, one below the other.
     pub(crate) fn load_linear_parts(
         &mut self,
-        names: &[(&str, usize)],
+        from: &[LinearPart<'_>],
         cols: usize,
         bias: Bias,
     ) -> Result<MatrixLinear<B, W>> {
-        let parts = names
-            .iter()
-            .map(|&(name, rows)| self.checkpoint.matrix(name, MatShape { rows, cols }));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let slices = from.iter().map(|part| {
+            let stored = part.stored_rows;
+            let weights = self
+                .checkpoint
+                .matrix(part.name, MatShape { rows: stored, cols })?;
+            let at = MatShard {
+                rows: part.rows.clone(),
+                cols: 0..cols,
+            };
+            Slice::new(&weights, cols, &at)
+        });
+        let slices = slices.collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = slices.iter().map(Slice::weights).collect();
         let kept = parts.iter().map(|part| match self.dtype {
             WeightDtype::Stored => Ok(Prepared::Kept(*part)),
             WeightDtype::Bf16 => Prepared::rounded(part, cols),
@@ -130,20 +160,21 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         let any = match bias {
             Bias::None => false,
             Bias::Each | Bias::Times(_) => true,
-            Bias::Some => names.iter().any(|(name, _)| has(name)),
+            Bias::Some => from.iter().any(|part| has(part.name)),
         };
         let mut values = Vec::new();
-        for &(name, rows) in names.iter().filter(|_| any) {
-            match bias == Bias::Some && self.tensors.get(&bias_name(name)).is_none() {
-                true => values.resize(values.len() + rows, 0.0),
-                false => values.extend(self.vector(&bias_name(name), &[rows])?),
+        for part in from.iter().filter(|_| any) {
+            let (name, rows) = (bias_name(part.name), part.rows.clone());
+            match bias == Bias::Some && self.tensors.get(&name).is_none() {
+                true => values.resize(values.len() + rows.len(), 0.0),
+                false => values.extend_from_slice(&self.vector(&name, &[part.stored_rows])?[rows]),
             }
         }
         if let Bias::Times(factor) = bias {
             values.iter_mut().for_each(|value| *value *= factor);
         }
         let bias = any.then(|| self.device.from_slice(&values)).transpose()?;
-        let rows = names.iter().map(|(_, rows)| rows).sum();
+        let rows = from.iter().map(|part| part.rows.len()).sum();
         Ok(MatrixLinear {
             weight,
             bias,

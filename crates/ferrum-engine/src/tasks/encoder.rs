@@ -95,6 +95,8 @@ impl EncoderTokenizer {
             sep,
             between: match model.spec.family {
                 "roberta" => 2,
+                // Those of many languages have the vocabulary of XLM-RoBERTa, in which a text ends as a sequence does.
+                "gte" if special.sep.is_some() && special.sep == special.eos => 2,
                 _ => 1,
             },
         })
@@ -412,7 +414,8 @@ impl Encoder {
 /// Whether quantised weights are worth keeping, as for [decoders](ferrum_models::Model::keeps_blocks).
 fn keeps_blocks(model: &EncoderModel) -> bool {
     let spec = &model.spec;
-    let layer = 4 * spec.hidden_size + 2 * spec.intermediate;
+    let maps = if spec.gated { 3 } else { 2 };
+    let layer = 4 * spec.hidden_size + maps * spec.intermediate;
     let parameters = spec.hidden_size * (spec.vocab_size + spec.layers * layer);
     4 * parameters > 64 << 20
 }

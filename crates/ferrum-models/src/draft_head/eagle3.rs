@@ -22,7 +22,7 @@ use crate::layer::{
 use crate::linear::{Embedding, LogitLinear};
 use crate::load::load_embedding;
 use crate::model::Model;
-use crate::named::{Bias, NamedLoader, WeightDtype};
+use crate::named::{Bias, LinearPart, NamedLoader, WeightDtype};
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, MlpSpec, QkNormSpec};
 use crate::stored::require;
@@ -311,7 +311,8 @@ fn attention<B: LlmBackend, W: WeightForm<B>>(
         ("midlayer.self_attn.q_proj", shape.q_dim()),
         ("midlayer.self_attn.k_proj", shape.k_dim()),
         ("midlayer.self_attn.v_proj", shape.v_dim()),
-    ];
+    ]
+    .map(|(name, rows)| LinearPart::whole(name, rows));
     let out = [hidden, gqa.heads * gqa.value_dim];
     Ok(GqaWeights {
         qkv: Box::new(loader.load_linear_parts(&maps, 2 * hidden, Bias::Some)?),

@@ -1,15 +1,16 @@
 //! What an encoder is, and how its tensors are called, whatever kind of file it comes from.
 
-use crate::named::WeightDtype;
+use crate::named::{Bias, WeightDtype};
 use crate::pooling::Pooling;
-use crate::spec::Activation;
+use crate::spec::{Activation, RopeSpec};
 use ferrum_formats::{ModelSource, TensorSource};
 
-/// A BERT-like encoder: learned positions, bidirectional attention, and a LayerNorm behind each part, over the sum of
-/// it and its input (Devlin et al., "BERT", 2019).
+/// A BERT-like encoder: bidirectional attention, and a LayerNorm behind each part, over the sum of it and its input
+/// (Devlin et al., "BERT", 2019). Newer ones rotate queries and keys instead of adding positions, and gate their
+/// feed-forwards (Nussbaum et al., "Nomic Embed", 2024; Zhang et al., "mGTE", 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
-    /// Family name (`bert`, `roberta`).
+    /// Family name (`bert`, `roberta`, …).
     pub family: &'static str,
     /// Rows of the embedding table.
     pub vocab_size: usize,
@@ -23,22 +24,44 @@ pub struct EncoderSpec {
     pub intermediate: usize,
     /// Function between them.
     pub activation: Activation,
+    /// Whether its result is multiplied with a map of its own, as in `silu(gate) · up`.
+    pub gated: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,
-    /// Rows of the table of positions.
-    pub positions: usize,
-    /// Row of the first token's position: RoBERTa leaves those out that its padding had.
-    pub first_position: usize,
-    /// Rows of the table of segments.
+    /// How tokens know where they are.
+    pub positions: Positions,
+    /// Rows of the table of segments; 0: there is none.
     pub segments: usize,
     /// Logits that a pair of texts gets; 0: it has no classifier.
     pub labels: usize,
 }
 
+/// How tokens of an encoder know where they are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Positions {
+    /// A vector of each position is added to that of the word.
+    Learned {
+        /// Rows of their table.
+        rows: usize,
+        /// Row of the first token's position: RoBERTa leaves those out that its padding had.
+        first: usize,
+    },
+    /// Queries and keys are rotated.
+    Rotary {
+        /// By which angles.
+        rope: RopeSpec,
+        /// Tokens of the longest text.
+        context: usize,
+    },
+}
+
 impl EncoderSpec {
     /// Tokens of the longest text.
     pub fn max_tokens(&self) -> usize {
-        self.positions - self.first_position
+        match &self.positions {
+            Positions::Learned { rows, first } => rows - first,
+            Positions::Rotary { context, .. } => *context,
+        }
     }
 
     /// Elements of a head.
@@ -77,18 +100,35 @@ pub(super) struct EncoderNames {
 /// Names of what all encoders have.
 #[derive(Debug)]
 pub(super) struct PartNames {
-    /// Tables of words, positions and segments.
+    /// Tables of words, positions and segments. Those that a model has none of are not looked for.
     pub(super) tables: [&'static str; 3],
     /// The norm behind them.
     pub(super) norm: &'static str,
     /// What stands before the number of a layer.
     pub(super) layer: &'static str,
-    /// In a layer: the maps of queries, keys and values.
-    pub(super) qkv: [&'static str; 3],
-    /// In a layer: the map behind attention, and both of the feed-forward.
-    pub(super) maps: [&'static str; 3],
+    /// In a layer: the maps of queries, keys and values, or one of all three.
+    pub(super) qkv: &'static [&'static str],
+    /// In a layer: the map behind attention.
+    pub(super) out: &'static str,
+    /// In a layer: the maps into the feed-forward.
+    pub(super) up: UpNames,
+    /// In a layer: the map out of it.
+    pub(super) down: &'static str,
     /// In a layer: the norms behind attention and behind the feed-forward.
     pub(super) norms: [&'static str; 2],
+    /// Whether maps have biases.
+    pub(super) bias: Bias,
+}
+
+/// Names of the maps into a feed-forward.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum UpNames {
+    /// One map.
+    Plain(&'static str),
+    /// The one that the function is applied to, and the one that its result is multiplied with.
+    Gated(&'static str, &'static str),
+    /// Both in one matrix, the second of these first.
+    UpGate(&'static str),
 }
 
 impl EncoderNames {
@@ -103,15 +143,25 @@ impl EncoderNames {
 /// Most layers that a config may claim.
 const MAX_LAYERS: usize = 10_000;
 
-/// Checks the sizes of a spec. The error names the field.
+/// Most tokens that a text may have where no table of positions ends it.
+const MAX_CONTEXT: usize = 1 << 17;
+
+/// Checks the sizes of a spec. The error names the field as the config of BERT does.
 pub(super) fn validate(spec: &EncoderSpec) -> Result<(), String> {
     let sizes = [
         ("vocab_size", spec.vocab_size),
         ("hidden_size", spec.hidden_size),
         ("num_attention_heads", spec.heads),
         ("intermediate_size", spec.intermediate),
-        ("max_position_embeddings", spec.positions),
-        ("type_vocab_size", spec.segments),
+        (
+            "max_position_embeddings",
+            match &spec.positions {
+                Positions::Learned { rows, .. } => *rows,
+                Positions::Rotary { context, .. } => *context,
+            },
+        ),
+        // 0: there is no table.
+        ("type_vocab_size", spec.segments.max(1)),
     ];
     for (name, value) in sizes {
         // 2³⁰ keeps every product of two sizes inside 64 bits.
@@ -131,11 +181,24 @@ pub(super) fn validate(spec: &EncoderSpec) -> Result<(), String> {
             spec.hidden_size, spec.heads
         ));
     }
-    if spec.first_position >= spec.positions {
-        return Err(format!(
-            "max_position_embeddings: found {}, expected more than the {} that padding takes",
-            spec.positions, spec.first_position
-        ));
+    match spec.positions {
+        Positions::Learned { rows, first } if first >= rows => {
+            return Err(format!(
+                "max_position_embeddings: found {rows}, expected more than the {first} that padding takes"
+            ));
+        }
+        Positions::Rotary { context, .. } if context > MAX_CONTEXT => {
+            return Err(format!(
+                "max_position_embeddings: found {context}, expected at most {MAX_CONTEXT}"
+            ));
+        }
+        Positions::Rotary { .. } if !spec.head_dim().is_multiple_of(2) => {
+            return Err(format!(
+                "hidden_size: found {}, expected heads of an even number, as they are rotated",
+                spec.hidden_size
+            ));
+        }
+        _ => {}
     }
     if !(spec.norm_eps.is_finite() && spec.norm_eps >= 0.0) {
         let found = spec.norm_eps;

@@ -1,12 +1,15 @@
 //! One batch of texts through all layers of an encoder.
 
-use super::config::EncoderSpec;
+use super::config::{EncoderSpec, Positions};
+use crate::layer::gate;
 use crate::linear::{Embedding, Linear};
 use crate::named::LayerNorm;
 use crate::pooling::Pooling;
+use crate::rope::RopeTables;
 use ferrum_kernels::{
     Act, Activation, AttnConfig, BackendKvDtype, BatchShape, DeviceBatch, KvF32, KvLayer,
-    LlmBackend, NormShape, PagedKvShape, PagedQkv, QkvShape, QkvTransform, Residual, RowShape,
+    LlmBackend, NormShape, PagedKvShape, PagedQkv, QkvShape, QkvTransform, Residual, Rope,
+    RowShape,
 };
 use ferrum_types::{Error, FloatElement, Result, TokenId};
 
@@ -79,6 +82,7 @@ pub(super) struct EncoderLayerWeights<B: LlmBackend> {
     pub(super) qkv: Box<dyn Linear<B>>,
     pub(super) out: Box<dyn Linear<B>>,
     pub(super) attention_norm: LayerNorm<B>,
+    /// With a gate, that first: both as one projection.
     pub(super) up: Box<dyn Linear<B>>,
     pub(super) down: Box<dyn Linear<B>>,
     pub(super) output_norm: LayerNorm<B>,
@@ -93,8 +97,10 @@ pub(super) struct ClassifierWeights<B: LlmBackend> {
 /// Weights of an encoder on a device.
 pub struct EncoderWeights<B: LlmBackend> {
     pub(super) words: Box<dyn Embedding<B>>,
-    pub(super) positions: Box<dyn Embedding<B>>,
-    pub(super) segments: Box<dyn Embedding<B>>,
+    /// Where positions are learned.
+    pub(super) positions: Option<Box<dyn Embedding<B>>>,
+    /// Where there are segments.
+    pub(super) segments: Option<Box<dyn Embedding<B>>>,
     pub(super) norm: LayerNorm<B>,
     pub(super) layers: Vec<EncoderLayerWeights<B>>,
     pub(super) classifier: Option<ClassifierWeights<B>>,
@@ -118,7 +124,7 @@ struct Scratch<B: LlmBackend> {
     q: Act<B>,
     /// `[tokens, hidden]`.
     attn: Act<B>,
-    /// `[tokens, intermediate]`.
+    /// `[tokens, intermediate]`, or `[tokens, gate | up]`.
     inner: Act<B>,
     /// `[tokens, intermediate]`.
     activated: Act<B>,
@@ -141,6 +147,8 @@ pub struct EncoderRunner<B: LlmBackend> {
     batch: DeviceBatch<B>,
     /// Of the layer that is computed.
     kv: KvLayer<B, KvF32>,
+    /// Where queries and keys are rotated.
+    rope: Option<RopeTables<B>>,
     scratch: Scratch<B>,
 }
 
@@ -203,12 +211,18 @@ impl<B: LlmBackend> EncoderRunner<B> {
             qkv: act(3 * hidden)?,
             q: act(hidden)?,
             attn: act(hidden)?,
-            inner: act(spec.intermediate)?,
+            inner: act(spec.intermediate << u32::from(spec.gated))?,
             activated: act(spec.intermediate)?,
             logits: device.alloc(max_texts * spec.labels)?,
             chosen: device.alloc(max_texts)?,
             positions: device.alloc(max_tokens)?,
             segments: device.alloc(max_tokens)?,
+        };
+        let rope = match &spec.positions {
+            Positions::Learned { .. } => None,
+            Positions::Rotary { rope, context } => {
+                Some(RopeTables::for_positions(device, rope, *context)?)
+            }
         };
         Ok(Self {
             ctx: device.new_context()?,
@@ -217,6 +231,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
             weights,
             batch,
             kv,
+            rope,
             scratch,
         })
     }
@@ -257,7 +272,11 @@ impl<B: LlmBackend> EncoderRunner<B> {
     fn upload(&mut self, texts: &[TextInput<'_>]) -> Result<()> {
         let (mut tokens, mut positions, mut segments) = (Vec::new(), Vec::new(), Vec::new());
         let (mut starts, mut lens, mut tables) = (vec![0], Vec::new(), Vec::new());
-        let (first, segment_count) = (self.spec.first_position, self.spec.segments);
+        let first = match self.spec.positions {
+            Positions::Learned { first, .. } => first,
+            Positions::Rotary { .. } => 0,
+        };
+        let segment_count = self.spec.segments;
         let stride = self.batch.shape.table_stride;
         let (mut longest, mut block) = (0, 0);
         for text in texts {
@@ -285,7 +304,11 @@ impl<B: LlmBackend> EncoderRunner<B> {
         B::write(ctx, &mut batch.query_starts, 0, &starts)?;
         B::write(ctx, &mut batch.kv_lens, 0, &lens)?;
         B::write(ctx, &mut batch.block_tables[0], 0, &tables)?;
-        B::write(ctx, &mut scratch.positions, 0, &positions)?;
+        let to = match self.rope {
+            None => &mut scratch.positions,
+            Some(_) => &mut batch.rope_rows,
+        };
+        B::write(ctx, to, 0, &positions)?;
         B::write(ctx, &mut scratch.segments, 0, &segments)
     }
 
@@ -297,6 +320,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
             ctx,
             batch,
             kv,
+            rope,
             scratch,
             ..
         } = self;
@@ -318,6 +342,9 @@ impl<B: LlmBackend> EncoderRunner<B> {
             (&weights.segments, &s.segments),
         ];
         for (table, ids) in others {
+            let Some(table) = table else {
+                continue;
+            };
             table.lookup(ctx, ids, &mut s.embedded, shape)?;
             B::add_inplace(ctx, &mut s.sum, &s.embedded, len)?;
         }
@@ -341,6 +368,16 @@ impl<B: LlmBackend> EncoderRunner<B> {
             chunked: false,
             softcap: None,
         };
+        let rope = match (&spec.positions, rope) {
+            (Positions::Rotary { rope: spec, .. }, Some(tables)) => Some(Rope {
+                cos: &tables.cos,
+                sin: &tables.sin,
+                rows: &batch.rope_rows,
+                rot_dim: spec.rot_dim,
+                style: spec.style,
+            }),
+            _ => None,
+        };
         for layer in &weights.layers {
             // [tokens, hidden] → [tokens, q | k | v]
             layer.qkv.forward(ctx, &s.x, &mut s.qkv, rows)?;
@@ -349,7 +386,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
                 transform: QkvTransform {
                     q_norm: None,
                     k_norm: None,
-                    rope: None,
+                    rope,
                 },
                 shape: qkv,
             };
@@ -359,9 +396,14 @@ impl<B: LlmBackend> EncoderRunner<B> {
             s.add_and_norm(ctx, &layer.attention_norm, norm)?;
             // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
             layer.up.forward(ctx, &s.x, &mut s.inner, rows)?;
-            let inner = rows * spec.intermediate;
-            let function = spec.activation.function();
-            B::activate(ctx, function, &s.inner, None, &mut s.activated, inner)?;
+            let (function, dim) = (spec.activation.function(), spec.intermediate);
+            let inner = RowShape { rows, dim };
+            match spec.gated {
+                true => gate::<B>(ctx, function, &s.inner, &mut s.activated, inner)?,
+                false => {
+                    B::activate(ctx, function, &s.inner, None, &mut s.activated, rows * dim)?;
+                }
+            }
             layer.down.forward(ctx, &s.activated, &mut s.delta, rows)?;
             s.add_and_norm(ctx, &layer.output_norm, norm)?;
         }

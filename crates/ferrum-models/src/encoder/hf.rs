@@ -1,20 +1,26 @@
 //! Encoders in Hugging Face folders.
 
-use super::config::{EncoderNames, EncoderSpec, PartNames, validate};
+use super::config::{EncoderNames, EncoderSpec, PartNames, Positions, UpNames, validate};
+use super::names;
 use crate::families::hint_of_supported;
-use crate::spec::Activation;
-use ferrum_formats::{HfConfig, HfFolder, TensorSource};
+use crate::spec::{Activation, RopeScaling, RopeSpec};
+use ferrum_formats::{HfConfig, HfFolder, RopeConfigs, RopeKind, TensorSource};
+use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
+use std::ops::Range;
 
-/// Encoders whose checkpoints have the same names.
+/// Encoders whose configs and checkpoints are alike.
 #[derive(Debug)]
 struct EncoderFamily {
     name: &'static str,
     architectures: &'static [&'static str],
+    /// Which of [`keys`] its configs have.
+    keys: Range<usize>,
     /// What names begin with in checkpoints that have a head.
-    prefix: &'static str,
-    /// Positions count from behind the id of padding.
-    positions_behind_padding: bool,
+    prefixes: &'static [&'static str],
+    /// Names of tensors: those of `transformers`, and those that its authors published, if they are others.
+    spellings: [&'static PartNames; 2],
+    positions: PositionKind,
     /// The map before the classifier, whose result goes through tanh.
     pooler: &'static str,
     /// Whether `pooler` lies under the prefix.
@@ -25,9 +31,20 @@ struct EncoderFamily {
     segments: usize,
     norm_eps: f64,
     padding: usize,
+    activation: Activation,
 }
 
-static FAMILIES: [EncoderFamily; 2] = [
+/// How the tokens of a family know where they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum PositionKind {
+    Learned,
+    /// Counted from behind the id of padding.
+    LearnedBehindPadding,
+    /// Rotated, with this base where the config says none.
+    Rotary(f64),
+}
+
+static FAMILIES: [EncoderFamily; 5] = [
     EncoderFamily {
         name: "bert",
         architectures: &[
@@ -35,14 +52,10 @@ static FAMILIES: [EncoderFamily; 2] = [
             "BertForMaskedLM",
             "BertForSequenceClassification",
         ],
-        prefix: "bert.",
-        positions_behind_padding: false,
-        pooler: "pooler.dense",
-        pooler_in_body: true,
-        classifier: "classifier",
-        segments: 2,
-        norm_eps: 1e-12,
-        padding: 0,
+        prefixes: &["bert."],
+        spellings: [&names::BERT; 2],
+        positions: PositionKind::Learned,
+        ..DEFAULTS
     },
     EncoderFamily {
         name: "roberta",
@@ -55,37 +68,114 @@ static FAMILIES: [EncoderFamily; 2] = [
             "XLMRobertaForSequenceClassification",
             "CamembertModel",
         ],
-        prefix: "roberta.",
-        positions_behind_padding: true,
+        prefixes: &["roberta."],
+        spellings: [&names::BERT; 2],
+        positions: PositionKind::LearnedBehindPadding,
         pooler: "classifier.dense",
         pooler_in_body: false,
         classifier: "classifier.out_proj",
-        segments: 2,
-        norm_eps: 1e-12,
         padding: 1,
+        ..DEFAULTS
+    },
+    EncoderFamily {
+        name: "distilbert",
+        architectures: &["DistilBertModel", "DistilBertForMaskedLM"],
+        keys: 2..3,
+        prefixes: &["distilbert."],
+        spellings: [&names::DISTILBERT; 2],
+        positions: PositionKind::Learned,
+        segments: 0,
+        ..DEFAULTS
+    },
+    EncoderFamily {
+        name: "nomic_bert",
+        architectures: &[
+            "NomicBertModel",
+            "NomicBertForMaskedLM",
+            "NomicBertForSequenceClassification",
+        ],
+        keys: 0..2,
+        prefixes: &["nomic_bert.", "bert."],
+        spellings: [&names::ROTARY, &names::NOMIC_BERT_PUBLISHED],
+        positions: PositionKind::Rotary(1000.0),
+        activation: Activation::Silu,
+        ..DEFAULTS
+    },
+    EncoderFamily {
+        name: "gte",
+        architectures: &[
+            "GteModel",
+            "GteForMaskedLM",
+            "GteForSequenceClassification",
+            "NewModel",
+            "NewForMaskedLM",
+            "NewForSequenceClassification",
+        ],
+        prefixes: &["gte.", "new."],
+        spellings: [&names::ROTARY, &names::GTE_PUBLISHED],
+        positions: PositionKind::Rotary(160_000.0),
+        segments: 1,
+        padding: 1,
+        ..DEFAULTS
     },
 ];
 
-static HF_PARTS: PartNames = PartNames {
-    tables: [
-        "embeddings.word_embeddings",
-        "embeddings.position_embeddings",
-        "embeddings.token_type_embeddings",
-    ],
-    norm: "embeddings.LayerNorm",
-    layer: "encoder.layer.",
-    qkv: [
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-    ],
-    maps: [
-        "attention.output.dense",
-        "intermediate.dense",
-        "output.dense",
-    ],
-    norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+/// What most have in common.
+const DEFAULTS: EncoderFamily = EncoderFamily {
+    name: "",
+    architectures: &[],
+    keys: 0..1,
+    prefixes: &[],
+    spellings: [&names::BERT; 2],
+    positions: PositionKind::Learned,
+    pooler: "pooler.dense",
+    pooler_in_body: true,
+    classifier: "classifier",
+    segments: 2,
+    norm_eps: 1e-12,
+    padding: 0,
+    activation: Activation::Gelu,
 };
+
+/// Keys of the same meaning: those of BERT, of GPT-2 and of DistilBERT. Configs of Nomic have the second, or both of the first two.
+mod keys {
+    pub(super) const HIDDEN: [&str; 3] = ["hidden_size", "n_embd", "dim"];
+    pub(super) const LAYERS: [&str; 3] = ["num_hidden_layers", "n_layer", "n_layers"];
+    pub(super) const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
+    pub(super) const INTERMEDIATE: [&str; 3] = ["intermediate_size", "n_inner", "hidden_dim"];
+    pub(super) const ACTIVATION: [&str; 3] = ["hidden_act", "activation_function", "activation"];
+    pub(super) const NORM_EPS: [&str; 3] =
+        ["layer_norm_eps", "layer_norm_epsilon", "layer_norm_eps"];
+}
+
+/// What a config says under several keys of the same meaning, which must agree where it has more than one of them.
+fn stated<T: PartialEq>(
+    config: &HfConfig,
+    keys: &[&'static str],
+    read: impl Fn(&str) -> Result<T>,
+) -> Result<Option<T>> {
+    let mut found = None;
+    for key in keys.iter().copied().filter(|key| config.has(key)) {
+        let value = read(key)?;
+        match &found {
+            Some((first, before)) if *before != value => {
+                let expected = format!("what {first} says");
+                return Err(config.field_error(key, expected).into());
+            }
+            _ => found = Some((key, value)),
+        }
+    }
+    Ok(found.map(|(_, value)| value))
+}
+
+/// A size that must be there.
+fn size(config: &HfConfig, keys: &[&'static str]) -> Result<usize> {
+    let found = stated(config, keys, |key| Ok(config.require_usize(key)?))?;
+    match found {
+        Some(size) => Ok(size),
+        None => Ok(config.require_usize(keys[0])?),
+    }
+}
 
 /// Whether a folder has the config of an encoder.
 pub(super) fn is_encoder(folder: &HfFolder) -> bool {
@@ -117,23 +207,36 @@ pub(super) fn read(folder: &HfFolder) -> Result<(EncoderSpec, EncoderNames)> {
         )));
     };
     crate::checkpoint::check_scheme(folder)?;
-    let embedding = "embeddings.word_embeddings.weight";
-    let has = |name: &str| folder.tensors.get(name).is_some();
-    let prefix = match has(embedding) {
+    let names = names_of(family, folder);
+    let spec = spec(family, folder, &names)?;
+    Ok((spec, names))
+}
+
+/// The names that a checkpoint has its tensors under.
+fn names_of(family: &EncoderFamily, folder: &HfFolder) -> EncoderNames {
+    let has = |name: &str| folder.tensors.get(&format!("{name}.weight")).is_some();
+    let mut prefixes = family.prefixes.iter().copied();
+    let prefix = match has(names::WORDS) {
         true => "",
-        false => family.prefix,
+        false => prefixes
+            .find(|prefix| has(&format!("{prefix}{}", names::WORDS)))
+            .unwrap_or_default(),
     };
-    let names = EncoderNames {
+    let of_layers = |parts: &PartNames| format!("{prefix}{}0.{}", parts.layer, parts.out);
+    let [usual, published] = family.spellings;
+    let parts = match has(&of_layers(published)) {
+        true => published,
+        false => usual,
+    };
+    EncoderNames {
         prefix,
         pooler: match family.pooler_in_body {
             true => format!("{prefix}{}", family.pooler),
             false => family.pooler.to_owned(),
         },
         classifier: family.classifier,
-        parts: &HF_PARTS,
-    };
-    let spec = spec(family, folder, &names)?;
-    Ok((spec, names))
+        parts,
+    }
 }
 
 fn spec(
@@ -142,30 +245,29 @@ fn spec(
     names: &EncoderNames,
 ) -> Result<EncoderSpec> {
     let config = &folder.config;
-    let embedding = config.str("position_embedding_type")?.unwrap_or("absolute");
-    if embedding != "absolute" {
-        let expected = "absolute, the only kind of positions that is supported";
-        return Err(config
-            .field_error("position_embedding_type", expected)
-            .into());
-    }
-    let padding = config.usize("pad_token_id")?.unwrap_or(family.padding);
-    let first_position = match family.positions_behind_padding {
-        true => padding.saturating_add(1),
-        false => 0,
-    };
+    check_variant(config, family)?;
+    let of_family = |keys: &'static [&'static str; 3]| &keys[family.keys.clone()];
+    let size = |keys| size(config, of_family(keys));
+    let (hidden_size, heads) = (size(&keys::HIDDEN)?, size(&keys::HEADS)?);
+    let norm_eps = of_family(&keys::NORM_EPS);
+    let norm_eps = stated(config, norm_eps, |key| Ok(config.require_f64(key)?))?;
+    let activation = of_family(&keys::ACTIVATION);
+    let activation = stated(config, activation, |key| self::activation(config, key))?;
     let spec = EncoderSpec {
         family: family.name,
         vocab_size: config.require_usize("vocab_size")?,
-        hidden_size: config.require_usize("hidden_size")?,
-        layers: config.require_usize("num_hidden_layers")?,
-        heads: config.require_usize("num_attention_heads")?,
-        intermediate: config.require_usize("intermediate_size")?,
-        activation: activation(config)?,
-        norm_eps: config.f64("layer_norm_eps")?.unwrap_or(family.norm_eps) as f32,
-        positions: config.require_usize("max_position_embeddings")?,
-        first_position,
-        segments: config.usize("type_vocab_size")?.unwrap_or(family.segments),
+        hidden_size,
+        layers: size(&keys::LAYERS)?,
+        heads,
+        intermediate: size(&keys::INTERMEDIATE)?,
+        activation: activation.unwrap_or(family.activation),
+        gated: !matches!(names.parts.up, UpNames::Plain(_)),
+        norm_eps: norm_eps.unwrap_or(family.norm_eps) as f32,
+        positions: positions(family, folder, hidden_size / heads)?,
+        segments: match family.segments {
+            0 => 0,
+            segments => config.usize("type_vocab_size")?.unwrap_or(segments),
+        },
         labels: names.labels(&folder.tensors),
     };
     validate(&spec)
@@ -173,22 +275,181 @@ fn spec(
     Ok(spec)
 }
 
-fn activation(config: &HfConfig) -> Result<Activation> {
-    match config.str("hidden_act")?.unwrap_or("gelu") {
-        "gelu" => Ok(Activation::Gelu),
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-        "silu" | "swish" => Ok(Activation::Silu),
-        _ => Err(config
-            .field_error("hidden_act", "silu or a form of gelu")
-            .into()),
+/// Where tokens are, for heads of `head_dim` elements.
+fn positions(family: &EncoderFamily, folder: &HfFolder, head_dim: usize) -> Result<Positions> {
+    let config = &folder.config;
+    let theta = match family.positions {
+        PositionKind::Rotary(theta) => theta,
+        PositionKind::Learned => {
+            let rows = config.require_usize("max_position_embeddings")?;
+            return Ok(Positions::Learned { rows, first: 0 });
+        }
+        PositionKind::LearnedBehindPadding => {
+            let rows = config.require_usize("max_position_embeddings")?;
+            let padding = config.usize("pad_token_id")?.unwrap_or(family.padding);
+            let first = padding.saturating_add(1);
+            return Ok(Positions::Learned { rows, first });
+        }
+    };
+    // There is no table to end them, so the longest text that any file speaks of counts: Nomic's config says what it was
+    // trained with, too.
+    let mut context = None;
+    for key in ["max_position_embeddings", "n_positions"] {
+        context = context.max(config.usize(key)?);
+    }
+    let context = match context {
+        Some(context) => context.max(sentence_length(folder)?.unwrap_or(0)),
+        None => config.require_usize("max_position_embeddings")?,
+    };
+    Ok(Positions::Rotary {
+        rope: rope(config, head_dim, theta)?,
+        context,
+    })
+}
+
+/// Refuses what a config asks for and the forward path has not.
+fn check_variant(config: &HfConfig, family: &EncoderFamily) -> Result<()> {
+    let refuse = |key: &str, expected: &str| Err(config.field_error(key, expected).into());
+    if let Some(kind) = config.str("position_embedding_type")? {
+        let (expected, reason) = match family.positions {
+            PositionKind::Rotary(_) => ("rope", "rope, as these models have it"),
+            _ => (
+                "absolute",
+                "absolute, the only kind of positions that is supported",
+            ),
+        };
+        if kind != expected {
+            return refuse("position_embedding_type", reason);
+        }
+    }
+    for key in [
+        "prenorm",
+        "parallel_block",
+        "use_rms_norm",
+        "norm_mlp",
+        "causal",
+        "rotary_emb_interleaved",
+        "logn_attention_scale",
+        "logn_attention_clip1",
+    ] {
+        if config.bool(key)? == Some(true) {
+            return refuse(key, "false");
+        }
+    }
+    if config
+        .f64("rotary_emb_fraction")?
+        .is_some_and(|share| share != 1.0)
+    {
+        return refuse("rotary_emb_fraction", "1, rotation of whole heads");
+    }
+    if config
+        .usize("num_experts")?
+        .is_some_and(|experts| experts > 0)
+    {
+        return refuse("num_experts", "0, feed-forwards without experts");
+    }
+    if config.has("rotary_scaling_factor") {
+        return refuse(
+            "rotary_scaling_factor",
+            "null, angles that do not depend on the length",
+        );
+    }
+    match config.str("layer_norm_type")? {
+        None | Some("layer_norm") => Ok(()),
+        Some(_) => refuse("layer_norm_type", "layer_norm"),
     }
 }
 
-/// Where sentence-transformers cuts texts off.
-pub(super) fn max_seq_length(folder: &HfFolder) -> Result<Option<usize>> {
-    let path = folder.dir.join("sentence_bert_config.json");
-    match path.is_file() {
-        true => Ok(HfConfig::open(path)?.usize("max_seq_length")?),
-        false => Ok(None),
+/// The rotation of heads of `dim` elements.
+fn rope(config: &HfConfig, dim: usize, theta: f64) -> Result<RopeSpec> {
+    let plain = |theta: f64, scaling| RopeSpec {
+        rot_dim: dim,
+        theta: theta as f32,
+        style: RopeStyle::HalfSplit,
+        scaling,
+    };
+    // As the authors of GTE have it (https://kexue.fm/archives/9706): a larger base, and all frequencies a little lower.
+    if let Some(scaling) = config.section("rope_scaling")?
+        && [scaling.str("type")?, scaling.str("rope_type")?].contains(&Some("ntk"))
+    {
+        if scaling.has("mixed_b") {
+            return Err(scaling.field_error("mixed_b", "none").into());
+        }
+        let factor = scaling.require_f64("factor")?;
+        let theta = config.require_f64("rope_theta")?;
+        if !(factor >= 1.0 && theta >= 1.0) {
+            let expected = "1 at least, as well as rope_theta";
+            return Err(scaling.field_error("factor", expected).into());
+        }
+        let lower = factor.powf(2.0 / dim.max(2) as f64) as f32;
+        return Ok(plain(theta * factor, RopeScaling::Linear { factor: lower }));
     }
+    let key = match config.has("rope_scaling") {
+        true => "rope_scaling",
+        false => "rope_parameters",
+    };
+    let RopeConfigs::All(rope) = config.rope(theta)? else {
+        let expected = "one rotary embedding for all layers";
+        return Err(config.field_error(key, expected).into());
+    };
+    if rope.partial_rotary_factor != 1.0 {
+        let expected = "a partial_rotary_factor of 1: rotation of whole heads";
+        return Err(config.field_error(key, expected).into());
+    }
+    match rope.kind {
+        RopeKind::Default => Ok(plain(rope.theta, RopeScaling::None)),
+        RopeKind::Linear { factor } => {
+            let factor = factor as f32;
+            Ok(plain(rope.theta, RopeScaling::Linear { factor }))
+        }
+        _ => {
+            let expected = "the angles of default, linear or ntk";
+            Err(config.field_error(key, expected).into())
+        }
+    }
+}
+
+fn activation(config: &HfConfig, key: &str) -> Result<Activation> {
+    match config.require_str(key)? {
+        "gelu" | "geglu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "silu" | "swish" | "swiglu" => Ok(Activation::Silu),
+        _ => Err(config.field_error(key, "silu or a form of gelu").into()),
+    }
+}
+
+/// Where texts are cut off: as sentence-transformers has it, at `max_seq_length` or else where the tokenizer ends them.
+pub(super) fn max_seq_length(folder: &HfFolder) -> Result<Option<usize>> {
+    if let Some(most) = sentence_length(folder)? {
+        return Ok(Some(most));
+    }
+    let path = folder.dir.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    // 10^30 where there is no end.
+    let most = HfConfig::open(path)?.f64("model_max_length")?;
+    Ok(most
+        .filter(|most| (1.0..=1e9).contains(most))
+        .map(|most| most as usize))
+}
+
+/// `max_seq_length` of sentence-transformers, in the file of any of its names.
+fn sentence_length(folder: &HfFolder) -> Result<Option<usize>> {
+    let names = [
+        "bert",
+        "roberta",
+        "distilbert",
+        "camembert",
+        "albert",
+        "xlm-roberta",
+        "xlnet",
+    ];
+    for name in names {
+        let path = folder.dir.join(format!("sentence_{name}_config.json"));
+        if path.is_file() {
+            return Ok(HfConfig::open(path)?.usize("max_seq_length")?);
+        }
+    }
+    Ok(None)
 }

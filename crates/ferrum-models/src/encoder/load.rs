@@ -1,8 +1,9 @@
 //! From an encoder's tensors to weights on a device.
 
-use super::config::{EncoderModel, EncoderNames, EncoderSpec};
+use super::config::{EncoderModel, EncoderNames, EncoderSpec, Positions, UpNames};
 use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights};
-use crate::named::{Bias, NamedLoader};
+use crate::linear::Embedding;
+use crate::named::{Bias, LinearPart, NamedLoader};
 use crate::progress::LoadProgress;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
@@ -33,17 +34,23 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
     fn all(&mut self, spec: &EncoderSpec) -> Result<EncoderWeights<B>> {
         let names = self.names;
         let hidden = spec.hidden_size;
-        let mut table = |name: &str, rows: usize| -> Result<_> {
+        let mut table = |name: &str, rows: usize| -> Result<Box<dyn Embedding<B>>> {
             let name = format!("{}{name}", names.prefix);
             let map = self
                 .named
                 .load_linear(&[&name], [rows, hidden], Bias::None)?;
-            Ok(Box::new(map) as Box<_>)
+            Ok(Box::new(map))
         };
         let [words, positions, segments] = names.parts.tables;
         let words = table(words, spec.vocab_size)?;
-        let positions = table(positions, spec.positions)?;
-        let segments = table(segments, spec.segments)?;
+        let positions = match spec.positions {
+            Positions::Learned { rows, .. } => Some(table(positions, rows)?),
+            Positions::Rotary { .. } => None,
+        };
+        let segments = match spec.segments {
+            0 => None,
+            rows => Some(table(segments, rows)?),
+        };
         let norm = format!("{}{}", names.prefix, names.parts.norm);
         let norm = self.named.norm(&norm, hidden)?;
         let layers = (0..spec.layers).map(|layer| self.layer(spec, layer));
@@ -78,16 +85,36 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let (hidden, inner) = (spec.hidden_size, spec.intermediate);
         let EncoderNames { prefix, parts, .. } = self.names;
         let name = |part: &str| format!("{prefix}{}{layer}.{part}", parts.layer);
-        let qkv = parts.qkv.map(name);
-        let [out, up, down] = parts.maps.map(|part| [name(part)]);
+        let qkv: Vec<_> = parts.qkv.iter().map(|part| name(part)).collect();
+        let (out, down) = (name(parts.out), name(parts.down));
+        let up = match parts.up {
+            UpNames::Plain(up) | UpNames::UpGate(up) => vec![name(up)],
+            UpNames::Gated(gate, up) => vec![name(gate), name(up)],
+        };
+        let up: Vec<_> = match parts.up {
+            UpNames::Plain(_) | UpNames::Gated(..) => {
+                let whole = |name| LinearPart::whole(name, inner);
+                up.iter().map(|name| whole(name)).collect()
+            }
+            UpNames::UpGate(_) => {
+                let halves = [inner..2 * inner, 0..inner].into_iter();
+                let half = |rows| LinearPart {
+                    name: &up[0],
+                    stored_rows: 2 * inner,
+                    rows,
+                };
+                halves.map(half).collect()
+            }
+        };
         let [attention_norm, output_norm] = parts.norms.map(name);
-        let named = &mut self.named;
+        let (named, bias) = (&mut self.named, parts.bias);
+        let qkv_rows = 3 * hidden / qkv.len();
         Ok(EncoderLayerWeights {
-            qkv: Box::new(named.load_linear(&qkv, [hidden, hidden], Bias::Each)?),
-            out: Box::new(named.load_linear(&out, [hidden, hidden], Bias::Each)?),
+            qkv: Box::new(named.load_linear(&qkv, [qkv_rows, hidden], bias)?),
+            out: Box::new(named.load_linear(&[out], [hidden, hidden], bias)?),
             attention_norm: named.norm(&attention_norm, hidden)?,
-            up: Box::new(named.load_linear(&up, [inner, hidden], Bias::Each)?),
-            down: Box::new(named.load_linear(&down, [hidden, inner], Bias::Each)?),
+            up: Box::new(named.load_linear_parts(&up, hidden, bias)?),
+            down: Box::new(named.load_linear(&[down], [hidden, inner], bias)?),
             output_norm: named.norm(&output_norm, hidden)?,
         })
     }

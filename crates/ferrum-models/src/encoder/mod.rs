@@ -9,9 +9,10 @@ mod forward;
 mod gguf;
 mod hf;
 mod load;
+mod names;
 mod read;
 
-pub use config::{EncoderModel, EncoderSpec};
+pub use config::{EncoderModel, EncoderSpec, Positions};
 pub use forward::{EncoderLimits, EncoderRunner, TextEncoder, TextInput};
 pub use load::load_encoder;
 pub use read::{is_encoder, read_encoder};

@@ -80,7 +80,7 @@ impl<B: Backend> SharedExpertWeights<B> {
 }
 
 /// `[rows, gate | up]` → `activation(gate) · up`.
-fn gate<B: Backend>(
+pub(crate) fn gate<B: Backend>(
     ctx: &mut B::Context,
     activation: Activation,
     gate_up: &Act<B>,

@@ -7,15 +7,24 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, LlmBackend};
 use ferrum_models::encoder::{
-    EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, is_encoder, load_encoder,
-    read_encoder,
+    EncoderLimits, EncoderModel, EncoderRunner, EncoderSpec, TextEncoder, TextInput, is_encoder,
+    load_encoder, read_encoder,
 };
 use ferrum_models::{Dequantized, Pooling, WeightDtype, read_model};
 use ferrum_types::{Error, TokenId};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-const NAMES: [&str; 3] = ["bert", "bert-labels", "xlm-roberta-reranker"];
+const NAMES: [&str; 8] = [
+    "bert",
+    "bert-labels",
+    "xlm-roberta-reranker",
+    "distilbert",
+    "nomic-bert",
+    "nomic-bert-published",
+    "gte",
+    "gte-published",
+];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -151,23 +160,34 @@ fn matrices_rounded_to_bf16_change_little_and_something() {
     }
 }
 
-/// The file has the matrices in f16.
+/// The files have the matrices in f16.
 #[test]
 fn a_gguf_file_gives_the_vectors_of_its_folder() {
-    let source = ModelSource::open(folder("bert").join("model.gguf")).unwrap();
-    assert!(is_encoder(&source));
-    let model = read_encoder(source).unwrap();
-    let (expected, of_folder) = (expected("bert"), open("bert"));
-    assert_eq!(model.spec, of_folder.spec);
-    assert_eq!(model.pooling, Some(Pooling::Mean));
-    let texts = list(&expected, "texts");
-    let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
-    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
-    let limits = EncoderLimits::of(&model.spec);
-    let found = runner(&exact_cpu(), &model, limits).embed(&inputs, Pooling::Mean);
-    for (found, text) in found.unwrap().iter().zip(&texts) {
-        let off = max_difference(found, &floats(text, "mean"));
-        assert!(off < 1e-2, "{off}");
+    for name in ["bert", "distilbert", "nomic-bert"] {
+        let source = ModelSource::open(folder(name).join("model.gguf")).unwrap();
+        assert!(is_encoder(&source));
+        let model = read_encoder(source).unwrap();
+        let (expected, of_folder) = (expected(name), open(name));
+        // DistilBERT goes as BERT there.
+        let family = model.spec.family;
+        assert_eq!(
+            model.spec,
+            EncoderSpec {
+                family,
+                ..of_folder.spec
+            },
+            "{name}"
+        );
+        assert_eq!(model.pooling, Some(Pooling::Mean));
+        let texts = list(&expected, "texts");
+        let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
+        let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
+        let limits = EncoderLimits::of(&model.spec);
+        let found = runner(&exact_cpu(), &model, limits).embed(&inputs, Pooling::Mean);
+        for (found, text) in found.unwrap().iter().zip(&texts) {
+            let off = max_difference(found, &floats(text, "mean"));
+            assert!(off < 1e-2, "{name}: {off}");
+        }
     }
     let error = read_model(ModelSource::open(folder("bert").join("model.gguf")).unwrap());
     let error = error.err().unwrap().to_string();
@@ -185,7 +205,13 @@ fn a_gguf_file_gives_the_vectors_of_its_folder() {
 /// Texts share a batch, or not: the same bits.
 #[test]
 fn texts_do_not_know_of_each_other() {
-    let (model, expected) = (open("bert"), expected("bert"));
+    for name in ["bert", "nomic-bert"] {
+        do_not_know_of_each_other(name);
+    }
+}
+
+fn do_not_know_of_each_other(name: &str) {
+    let (model, expected) = (open(name), expected(name));
     let tokens: Vec<_> = list(&expected, "texts")
         .iter()
         .map(|text| ids(text))
@@ -277,6 +303,92 @@ fn configs_that_cannot_be_are_refused() {
         assert!(
             found.as_ref().is_some_and(|f| f.contains(words)),
             "{key}: {found:?}"
+        );
+    }
+}
+
+/// The same model as `transformers` and as its authors write it.
+#[test]
+fn published_configs_mean_the_same() {
+    for name in ["nomic-bert", "gte"] {
+        let published = open(&format!("{name}-published"));
+        assert_eq!(open(name).spec, published.spec, "{name}");
+    }
+}
+
+/// What a config asks for beyond what is computed is refused by the name of its field.
+#[test]
+fn variants_that_are_not_computed_are_refused() {
+    let cases = [
+        ("nomic-bert-published", "prenorm", json!(true)),
+        ("nomic-bert-published", "parallel_block", json!(true)),
+        ("nomic-bert-published", "use_rms_norm", json!(true)),
+        ("nomic-bert-published", "norm_mlp", json!(true)),
+        ("nomic-bert-published", "causal", json!(true)),
+        // Two keys of one meaning.
+        ("nomic-bert-published", "n_embd", json!(40)),
+        ("nomic-bert-published", "hidden_act", json!("gelu")),
+        ("nomic-bert-published", "n_positions", json!(1 << 20)),
+        (
+            "nomic-bert",
+            "rope_parameters",
+            json!({"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}),
+        ),
+        ("nomic-bert-published", "rotary_emb_fraction", json!(0.5)),
+        (
+            "nomic-bert-published",
+            "rotary_emb_interleaved",
+            json!(true),
+        ),
+        ("nomic-bert-published", "rotary_scaling_factor", json!(2.0)),
+        ("nomic-bert-published", "num_experts", json!(8)),
+        ("nomic-bert-published", "activation_function", json!("relu")),
+        ("nomic-bert", "position_embedding_type", json!("absolute")),
+        ("bert", "position_embedding_type", json!("relative_key")),
+        ("gte-published", "layer_norm_type", json!("rms_norm")),
+        ("gte-published", "logn_attention_scale", json!(true)),
+        (
+            "gte-published",
+            "position_embedding_type",
+            json!("absolute"),
+        ),
+        (
+            "gte-published",
+            "rope_scaling",
+            json!({"type": "ntk", "factor": 0.0}),
+        ),
+        (
+            "gte-published",
+            "rope_scaling",
+            json!({"type": "dynamic", "factor": 2.0}),
+        ),
+        // Heads of 9 elements cannot be rotated.
+        ("gte", "num_attention_heads", json!(4)),
+    ];
+    for (name, field, value) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["tokenizer.json", "model.safetensors"] {
+            std::fs::copy(folder(name).join(file), dir.path().join(file)).unwrap();
+        }
+        let config = std::fs::read(folder(name).join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        config[field] = value.clone();
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let error = read_encoder(ModelSource::open(dir.path()).unwrap());
+        let error = error
+            .err()
+            .unwrap_or_else(|| panic!("{name} takes {field} {value}"));
+        let named = match field {
+            "rope_scaling" if value["type"] == "ntk" => "rope_scaling.factor",
+            "num_attention_heads" => "hidden_size",
+            // As BERT calls them.
+            "n_positions" => "max_position_embeddings",
+            "hidden_act" => "activation_function",
+            _ => field,
+        };
+        assert!(
+            error.to_string().contains(named),
+            "{name}, {field}: {error}"
         );
     }
 }

@@ -17,6 +17,7 @@ mod inventory;
 mod lora;
 mod native;
 mod parity;
+mod pooling;
 mod quantised;
 mod spec;
 mod stages;
