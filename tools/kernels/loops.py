@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-LEVEL = re.compile(r"3isa\d+((?:run|bytes|bf16)_\w+?)17h")
+LEVEL = re.compile(r"3isa\d+(?:Byte)?Kernel\d+((?:run|bytes)_\w+?)17h")
 PRODUCT = re.compile(r"vfn?madd|vpdp|vdpbf16|vpmaddub|vpmulld")
 # Copies of the ends of rows that are shorter than a vector: beside the loop, in its range of addresses. Calls
 # through the table of addresses (`_DYNAMIC`) have no name here and are left out too.
