@@ -42,6 +42,7 @@ fn vectors_of_texts_are_those_of_transformers() {
         "distilbert",
         "nomic-bert-published",
         "gte-published",
+        "modernbert-published",
     ] {
         let (folder, expected) = (encoder(name), expected(name));
         let cases = expected["texts"].as_array().unwrap();

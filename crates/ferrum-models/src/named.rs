@@ -187,6 +187,18 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         self.norm_times(name, dim, 1.0)
     }
 
+    /// The norm `name`, with zeros for a bias where the file has none.
+    pub(crate) fn norm_with_some_bias(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
+        if self.tensors.get(&format!("{name}.bias")).is_some() {
+            return self.norm(name, dim);
+        }
+        let weight = self.vector(&format!("{name}.weight"), &[dim])?;
+        Ok(LayerNorm {
+            weight: self.device.from_slice(&weight)?,
+            bias: self.device.from_slice(&vec![0.0; dim])?,
+        })
+    }
+
     /// A norm whose result is that of `name`, times a factor.
     pub(crate) fn norm_times(
         &mut self,

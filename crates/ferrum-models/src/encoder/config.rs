@@ -7,7 +7,8 @@ use ferrum_formats::{ModelSource, TensorSource};
 
 /// A BERT-like encoder: bidirectional attention, and a LayerNorm behind each part, over the sum of it and its input
 /// (Devlin et al., "BERT", 2019). Newer ones rotate queries and keys instead of adding positions, and gate their
-/// feed-forwards (Nussbaum et al., "Nomic Embed", 2024; Zhang et al., "mGTE", 2024).
+/// feed-forwards (Nussbaum et al., "Nomic Embed", 2024; Zhang et al., "mGTE", 2024), or norm before each part and have
+/// windows in some layers (Warner et al., "ModernBERT", 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
     /// Family name (`bert`, `roberta`, …).
@@ -16,7 +17,7 @@ pub struct EncoderSpec {
     pub vocab_size: usize,
     /// Elements of a token's vector.
     pub hidden_size: usize,
-    /// Layers, all alike.
+    /// Layers, alike but for the [windows](Self::local) of some.
     pub layers: usize,
     /// Attention heads.
     pub heads: usize,
@@ -28,8 +29,13 @@ pub struct EncoderSpec {
     pub gated: bool,
     /// Epsilon of all norms.
     pub norm_eps: f32,
+    /// Whether norms stand before parts instead of behind them, with one behind all layers. The first layer's attention has
+    /// none: the embeddings are normed already.
+    pub pre_norm: bool,
     /// How tokens know where they are.
     pub positions: Positions,
+    /// Layers in which a token sees those near it alone.
+    pub local: Option<LocalAttention>,
     /// Rows of the table of segments; 0: there is none.
     pub segments: usize,
     /// Logits that a pair of texts gets; 0: it has no classifier.
@@ -53,6 +59,17 @@ pub enum Positions {
         /// Tokens of the longest text.
         context: usize,
     },
+}
+
+/// Attention to near tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalAttention {
+    /// A token sees those that are less than this away, to both sides.
+    pub window: usize,
+    /// By which angles queries and keys are rotated there.
+    pub rope: RopeSpec,
+    /// Which layers have it: one value for each.
+    pub layers: Vec<bool>,
 }
 
 impl EncoderSpec {
@@ -114,8 +131,10 @@ pub(super) struct PartNames {
     pub(super) up: UpNames,
     /// In a layer: the map out of it.
     pub(super) down: &'static str,
-    /// In a layer: the norms behind attention and behind the feed-forward.
+    /// In a layer: the norms of attention and of the feed-forward.
     pub(super) norms: [&'static str; 2],
+    /// The norm behind all layers, where those of parts stand before them.
+    pub(super) final_norm: Option<&'static str>,
     /// Whether maps have biases.
     pub(super) bias: Bias,
 }
@@ -127,6 +146,8 @@ pub(super) enum UpNames {
     Plain(&'static str),
     /// The one that the function is applied to, and the one that its result is multiplied with.
     Gated(&'static str, &'static str),
+    /// Both in one matrix.
+    GateUp(&'static str),
     /// Both in one matrix, the second of these first.
     UpGate(&'static str),
 }
@@ -141,7 +162,7 @@ impl EncoderNames {
 }
 
 /// Most layers that a config may claim.
-const MAX_LAYERS: usize = 10_000;
+pub(super) const MAX_LAYERS: usize = 10_000;
 
 /// Most tokens that a text may have where no table of positions ends it.
 const MAX_CONTEXT: usize = 1 << 17;
@@ -179,6 +200,15 @@ pub(super) fn validate(spec: &EncoderSpec) -> Result<(), String> {
         return Err(format!(
             "hidden_size: found {}, expected a multiple of the {} heads",
             spec.hidden_size, spec.heads
+        ));
+    }
+    if let Some(local) = &spec.local
+        && local.layers.len() != spec.layers
+    {
+        return Err(format!(
+            "layer_types: found {} types, expected one for each of the {} layers",
+            local.layers.len(),
+            spec.layers
         ));
     }
     match spec.positions {

@@ -81,10 +81,12 @@ pub(super) struct EncoderLayerWeights<B: LlmBackend> {
     /// q, k and v as one projection.
     pub(super) qkv: Box<dyn Linear<B>>,
     pub(super) out: Box<dyn Linear<B>>,
-    pub(super) attention_norm: LayerNorm<B>,
+    /// Behind attention, or before it; the first layer of those with norms before has none.
+    pub(super) attention_norm: Option<LayerNorm<B>>,
     /// With a gate, that first: both as one projection.
     pub(super) up: Box<dyn Linear<B>>,
     pub(super) down: Box<dyn Linear<B>>,
+    /// Behind the feed-forward, or before it.
     pub(super) output_norm: LayerNorm<B>,
 }
 
@@ -103,16 +105,20 @@ pub struct EncoderWeights<B: LlmBackend> {
     pub(super) segments: Option<Box<dyn Embedding<B>>>,
     pub(super) norm: LayerNorm<B>,
     pub(super) layers: Vec<EncoderLayerWeights<B>>,
+    /// Behind all layers, where each has its norms before its parts.
+    pub(super) final_norm: Option<LayerNorm<B>>,
     pub(super) classifier: Option<ClassifierWeights<B>>,
 }
 
 /// Activations of a batch. Rows are tokens.
 struct Scratch<B: LlmBackend> {
-    /// `[tokens, hidden]`: sums of embeddings.
+    /// `[tokens, hidden]`: sums of embeddings; with norms before parts also what parts are added to.
     sum: Residual<B>,
+    /// `[tokens, hidden]` with norms before parts, else nothing: zeros.
+    zeros: Residual<B>,
     /// `[tokens, hidden]`: one kind of embeddings.
     embedded: Residual<B>,
-    /// `[tokens, hidden]`: what a part reads and adds to.
+    /// `[tokens, hidden]`: what a part reads, and with norms behind parts what is added to.
     x: Act<B>,
     /// `[tokens, hidden]`: a part's result.
     delta: Act<B>,
@@ -147,8 +153,8 @@ pub struct EncoderRunner<B: LlmBackend> {
     batch: DeviceBatch<B>,
     /// Of the layer that is computed.
     kv: KvLayer<B, KvF32>,
-    /// Where queries and keys are rotated.
-    rope: Option<RopeTables<B>>,
+    /// Where queries and keys are rotated: for layers that see all tokens, and for those with a window.
+    ropes: Vec<RopeTables<B>>,
     scratch: Scratch<B>,
 }
 
@@ -204,6 +210,11 @@ impl<B: LlmBackend> EncoderRunner<B> {
         )?;
         let scratch = Scratch {
             sum: residual()?,
+            zeros: device.alloc(if spec.pre_norm {
+                max_tokens.saturating_mul(hidden)
+            } else {
+                0
+            })?,
             embedded: residual()?,
             x: act(hidden)?,
             delta: act(hidden)?,
@@ -218,12 +229,13 @@ impl<B: LlmBackend> EncoderRunner<B> {
             positions: device.alloc(max_tokens)?,
             segments: device.alloc(max_tokens)?,
         };
-        let rope = match &spec.positions {
-            Positions::Learned { .. } => None,
-            Positions::Rotary { rope, context } => {
-                Some(RopeTables::for_positions(device, rope, *context)?)
+        let mut ropes = Vec::new();
+        if let Positions::Rotary { rope, context } = &spec.positions {
+            ropes.push(RopeTables::for_positions(device, rope, *context)?);
+            if let Some(local) = &spec.local {
+                ropes.push(RopeTables::for_positions(device, &local.rope, *context)?);
             }
-        };
+        }
         Ok(Self {
             ctx: device.new_context()?,
             spec,
@@ -231,7 +243,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
             weights,
             batch,
             kv,
-            rope,
+            ropes,
             scratch,
         })
     }
@@ -304,9 +316,9 @@ impl<B: LlmBackend> EncoderRunner<B> {
         B::write(ctx, &mut batch.query_starts, 0, &starts)?;
         B::write(ctx, &mut batch.kv_lens, 0, &lens)?;
         B::write(ctx, &mut batch.block_tables[0], 0, &tables)?;
-        let to = match self.rope {
-            None => &mut scratch.positions,
-            Some(_) => &mut batch.rope_rows,
+        let to = match self.spec.positions {
+            Positions::Learned { .. } => &mut scratch.positions,
+            Positions::Rotary { .. } => &mut batch.rope_rows,
         };
         B::write(ctx, to, 0, &positions)?;
         B::write(ctx, &mut scratch.segments, 0, &segments)
@@ -314,26 +326,35 @@ impl<B: LlmBackend> EncoderRunner<B> {
 
     /// Records a batch that was uploaded; `scratch.x` has the vectors of its tokens then.
     fn forward(&mut self) -> Result<()> {
+        let norm = NormShape {
+            rows: self.batch.shape.tokens,
+            dim: self.spec.hidden_size,
+            eps: self.spec.norm_eps,
+        };
+        self.look_up(norm)?;
+        for index in 0..self.weights.layers.len() {
+            self.attention(index, norm)?;
+            self.feed_forward(index, norm)?;
+        }
+        if let Some(LayerNorm { weight, bias }) = &self.weights.final_norm {
+            let (ctx, s) = (&mut self.ctx, &mut self.scratch);
+            B::layer_norm(ctx, &s.sum, weight, Some(bias), &mut s.x, norm)?;
+        }
+        Ok(())
+    }
+
+    /// The tokens' embeddings, normed, to `scratch.x`, and with norms before parts to `scratch.sum` as well.
+    fn look_up(&mut self, norm: NormShape) -> Result<()> {
         let Self {
             spec,
             weights,
             ctx,
             batch,
-            kv,
-            rope,
-            scratch,
+            scratch: s,
             ..
         } = self;
-        let rows = batch.shape.tokens;
-        let len = rows * spec.hidden_size;
-        let dim = spec.hidden_size;
+        let NormShape { rows, dim, .. } = norm;
         let shape = RowShape { rows, dim };
-        let norm = NormShape {
-            rows,
-            dim,
-            eps: spec.norm_eps,
-        };
-        let s = scratch;
         weights
             .words
             .lookup(ctx, &batch.tokens, &mut s.sum, shape)?;
@@ -346,68 +367,111 @@ impl<B: LlmBackend> EncoderRunner<B> {
                 continue;
             };
             table.lookup(ctx, ids, &mut s.embedded, shape)?;
-            B::add_inplace(ctx, &mut s.sum, &s.embedded, len)?;
+            B::add_inplace(ctx, &mut s.sum, &s.embedded, rows * dim)?;
         }
         let LayerNorm { weight, bias } = &weights.norm;
         B::layer_norm(ctx, &s.sum, weight, Some(bias), &mut s.x, norm)?;
-        let qkv = QkvShape {
-            tokens: rows,
-            heads: spec.heads,
-            kv_heads: spec.heads,
-            head_dim: spec.head_dim(),
-            value_dim: spec.head_dim(),
+        if spec.pre_norm {
+            B::copy_slice(ctx, &s.zeros, 0, &mut s.sum, 0, rows * dim)?;
+            B::add_inplace(ctx, &mut s.sum, &s.x, rows * dim)?;
+        }
+        Ok(())
+    }
+
+    /// Attention of a layer, and what comes between it and the feed-forward.
+    fn attention(&mut self, index: usize, norm: NormShape) -> Result<()> {
+        let Self {
+            spec,
+            weights,
+            ctx,
+            batch,
+            kv,
+            ropes,
+            scratch: s,
+            ..
+        } = self;
+        let layer = &weights.layers[index];
+        let (rows, heads, head_dim) = (norm.rows, spec.heads, spec.head_dim());
+        let local = spec.local.as_ref().filter(|local| local.layers[index]);
+        let rope = match (&spec.positions, local) {
+            (_, Some(local)) => ropes.get(1).map(|tables| (tables, &local.rope)),
+            (Positions::Rotary { rope, .. }, None) => ropes.first().map(|tables| (tables, rope)),
+            (Positions::Learned { .. }, None) => None,
         };
+        let rope = rope.map(|(tables, spec)| Rope {
+            cos: &tables.cos,
+            sin: &tables.sin,
+            rows: &batch.rope_rows,
+            rot_dim: spec.rot_dim,
+            style: spec.style,
+        });
         let config = AttnConfig {
-            heads: spec.heads,
-            kv_heads: spec.heads,
-            head_dim: spec.head_dim(),
-            value_dim: spec.head_dim(),
-            scale: 1.0 / (spec.head_dim() as f32).sqrt(),
+            heads,
+            kv_heads: heads,
+            head_dim,
+            value_dim: head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
             causal: false,
-            sliding_window: None,
+            sliding_window: local.map(|local| local.window),
             chunked: false,
             softcap: None,
         };
-        let rope = match (&spec.positions, rope) {
-            (Positions::Rotary { rope: spec, .. }, Some(tables)) => Some(Rope {
-                cos: &tables.cos,
-                sin: &tables.sin,
-                rows: &batch.rope_rows,
-                rot_dim: spec.rot_dim,
-                style: spec.style,
-            }),
-            _ => None,
-        };
-        for layer in &weights.layers {
-            // [tokens, hidden] → [tokens, q | k | v]
-            layer.qkv.forward(ctx, &s.x, &mut s.qkv, rows)?;
-            let input = PagedQkv {
-                qkv: &s.qkv,
-                transform: QkvTransform {
-                    q_norm: None,
-                    k_norm: None,
-                    rope,
-                },
-                shape: qkv,
-            };
-            B::split_qkv_norm_rope_into_paged_cache::<KvF32>(ctx, input, &mut s.q, kv, batch)?;
-            B::paged_attention::<KvF32>(ctx, &s.q, kv, None, batch, &mut s.attn, &config)?;
-            layer.out.forward(ctx, &s.attn, &mut s.delta, rows)?;
-            s.add_and_norm(ctx, &layer.attention_norm, norm)?;
-            // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
-            layer.up.forward(ctx, &s.x, &mut s.inner, rows)?;
-            let (function, dim) = (spec.activation.function(), spec.intermediate);
-            let inner = RowShape { rows, dim };
-            match spec.gated {
-                true => gate::<B>(ctx, function, &s.inner, &mut s.activated, inner)?,
-                false => {
-                    B::activate(ctx, function, &s.inner, None, &mut s.activated, rows * dim)?;
-                }
-            }
-            layer.down.forward(ctx, &s.activated, &mut s.delta, rows)?;
-            s.add_and_norm(ctx, &layer.output_norm, norm)?;
+        // The first layer reads what was normed already.
+        if let (Some(LayerNorm { weight, bias }), true) = (&layer.attention_norm, spec.pre_norm) {
+            B::layer_norm(ctx, &s.sum, weight, Some(bias), &mut s.x, norm)?;
         }
-        Ok(())
+        // [tokens, hidden] → [tokens, q | k | v]
+        layer.qkv.forward(ctx, &s.x, &mut s.qkv, rows)?;
+        let input = PagedQkv {
+            qkv: &s.qkv,
+            transform: QkvTransform {
+                q_norm: None,
+                k_norm: None,
+                rope,
+            },
+            shape: QkvShape {
+                tokens: rows,
+                heads,
+                kv_heads: heads,
+                head_dim,
+                value_dim: head_dim,
+            },
+        };
+        B::split_qkv_norm_rope_into_paged_cache::<KvF32>(ctx, input, &mut s.q, kv, batch)?;
+        B::paged_attention::<KvF32>(ctx, &s.q, kv, None, batch, &mut s.attn, &config)?;
+        layer.out.forward(ctx, &s.attn, &mut s.delta, rows)?;
+        match (spec.pre_norm, &layer.attention_norm) {
+            (false, Some(after)) => s.add_and_norm(ctx, after, norm),
+            _ => s.add_to_sum(ctx, &layer.output_norm, norm),
+        }
+    }
+
+    /// The feed-forward of a layer. It reads `scratch.x`.
+    fn feed_forward(&mut self, index: usize, norm: NormShape) -> Result<()> {
+        let Self {
+            spec,
+            weights,
+            ctx,
+            scratch: s,
+            ..
+        } = self;
+        let layer = &weights.layers[index];
+        let rows = norm.rows;
+        // [tokens, hidden] → [tokens, intermediate] → [tokens, hidden]
+        layer.up.forward(ctx, &s.x, &mut s.inner, rows)?;
+        let (function, dim) = (spec.activation.function(), spec.intermediate);
+        let inner = RowShape { rows, dim };
+        match spec.gated {
+            true => gate::<B>(ctx, function, &s.inner, &mut s.activated, inner)?,
+            false => {
+                B::activate(ctx, function, &s.inner, None, &mut s.activated, rows * dim)?;
+            }
+        }
+        layer.down.forward(ctx, &s.activated, &mut s.delta, rows)?;
+        match spec.pre_norm {
+            false => s.add_and_norm(ctx, &layer.output_norm, norm),
+            true => B::add_inplace(ctx, &mut s.sum, &s.delta, rows * norm.dim),
+        }
     }
 
     /// Gathers the first or the last row of each text to `scratch.delta`.
@@ -431,6 +495,18 @@ impl<B: LlmBackend> EncoderRunner<B> {
 }
 
 impl<B: LlmBackend> Scratch<B> {
+    /// `sum += delta`, `x = norm(sum)`.
+    fn add_to_sum(
+        &mut self,
+        ctx: &mut B::Context,
+        norm: &LayerNorm<B>,
+        shape: NormShape,
+    ) -> Result<()> {
+        B::add_inplace(ctx, &mut self.sum, &self.delta, shape.rows * shape.dim)?;
+        let LayerNorm { weight, bias } = norm;
+        B::layer_norm(ctx, &self.sum, weight, Some(bias), &mut self.x, shape)
+    }
+
     /// `x = norm(x + delta)`.
     fn add_and_norm(
         &mut self,

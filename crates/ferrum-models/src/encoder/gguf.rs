@@ -97,6 +97,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<(EncoderSpec, EncoderNames)> {
         },
         gated: rotary,
         norm_eps: eps.unwrap_or(1e-12),
+        pre_norm: false,
+        local: None,
         positions: match rotary {
             // The converter leaves RoBERTa's first rows out.
             false => Positions::Learned {

@@ -1,6 +1,8 @@
 //! Encoders in Hugging Face folders.
 
-use super::config::{EncoderNames, EncoderSpec, PartNames, Positions, UpNames, validate};
+use super::config::{
+    EncoderNames, EncoderSpec, LocalAttention, MAX_LAYERS, PartNames, Positions, UpNames, validate,
+};
 use super::names;
 use crate::families::hint_of_supported;
 use crate::spec::{Activation, RopeScaling, RopeSpec};
@@ -42,9 +44,14 @@ enum PositionKind {
     LearnedBehindPadding,
     /// Rotated, with this base where the config says none.
     Rotary(f64),
+    /// Rotated with one base in layers that see all tokens and with another in those with a window.
+    RotaryByLayer {
+        global: f64,
+        local: f64,
+    },
 }
 
-static FAMILIES: [EncoderFamily; 5] = [
+static FAMILIES: [EncoderFamily; 6] = [
     EncoderFamily {
         name: "bert",
         architectures: &[
@@ -118,6 +125,20 @@ static FAMILIES: [EncoderFamily; 5] = [
         padding: 1,
         ..DEFAULTS
     },
+    EncoderFamily {
+        name: "modernbert",
+        architectures: &["ModernBertModel", "ModernBertForMaskedLM"],
+        keys: 3..4,
+        prefixes: &["model."],
+        spellings: [&names::MODERN_BERT; 2],
+        positions: PositionKind::RotaryByLayer {
+            global: 160_000.0,
+            local: 10_000.0,
+        },
+        segments: 0,
+        norm_eps: 1e-5,
+        ..DEFAULTS
+    },
 ];
 
 /// What most have in common.
@@ -137,15 +158,40 @@ const DEFAULTS: EncoderFamily = EncoderFamily {
     activation: Activation::Gelu,
 };
 
-/// Keys of the same meaning: those of BERT, of GPT-2 and of DistilBERT. Configs of Nomic have the second, or both of the first two.
+/// Keys of the same meaning: those of BERT, of GPT-2, of DistilBERT and of ModernBERT. Configs of Nomic have the second, or both
+/// of the first two.
 mod keys {
-    pub(super) const HIDDEN: [&str; 3] = ["hidden_size", "n_embd", "dim"];
-    pub(super) const LAYERS: [&str; 3] = ["num_hidden_layers", "n_layer", "n_layers"];
-    pub(super) const HEADS: [&str; 3] = ["num_attention_heads", "n_head", "n_heads"];
-    pub(super) const INTERMEDIATE: [&str; 3] = ["intermediate_size", "n_inner", "hidden_dim"];
-    pub(super) const ACTIVATION: [&str; 3] = ["hidden_act", "activation_function", "activation"];
-    pub(super) const NORM_EPS: [&str; 3] =
-        ["layer_norm_eps", "layer_norm_epsilon", "layer_norm_eps"];
+    pub(super) const HIDDEN: [&str; 4] = ["hidden_size", "n_embd", "dim", "hidden_size"];
+    pub(super) const LAYERS: [&str; 4] = [
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_hidden_layers",
+    ];
+    pub(super) const HEADS: [&str; 4] = [
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_attention_heads",
+    ];
+    pub(super) const INTERMEDIATE: [&str; 4] = [
+        "intermediate_size",
+        "n_inner",
+        "hidden_dim",
+        "intermediate_size",
+    ];
+    pub(super) const ACTIVATION: [&str; 4] = [
+        "hidden_act",
+        "activation_function",
+        "activation",
+        "hidden_activation",
+    ];
+    pub(super) const NORM_EPS: [&str; 4] = [
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+    ];
 }
 
 /// What a config says under several keys of the same meaning, which must agree where it has more than one of them.
@@ -216,14 +262,15 @@ pub(super) fn read(folder: &HfFolder) -> Result<(EncoderSpec, EncoderNames)> {
 fn names_of(family: &EncoderFamily, folder: &HfFolder) -> EncoderNames {
     let has = |name: &str| folder.tensors.get(&format!("{name}.weight")).is_some();
     let mut prefixes = family.prefixes.iter().copied();
-    let prefix = match has(names::WORDS) {
+    let [usual, published] = family.spellings;
+    let [words, ..] = usual.tables;
+    let prefix = match has(words) {
         true => "",
         false => prefixes
-            .find(|prefix| has(&format!("{prefix}{}", names::WORDS)))
+            .find(|prefix| has(&format!("{prefix}{words}")))
             .unwrap_or_default(),
     };
     let of_layers = |parts: &PartNames| format!("{prefix}{}0.{}", parts.layer, parts.out);
-    let [usual, published] = family.spellings;
     let parts = match has(&of_layers(published)) {
         true => published,
         false => usual,
@@ -246,13 +293,14 @@ fn spec(
 ) -> Result<EncoderSpec> {
     let config = &folder.config;
     check_variant(config, family)?;
-    let of_family = |keys: &'static [&'static str; 3]| &keys[family.keys.clone()];
+    let of_family = |keys: &'static [&'static str; 4]| &keys[family.keys.clone()];
     let size = |keys| size(config, of_family(keys));
     let (hidden_size, heads) = (size(&keys::HIDDEN)?, size(&keys::HEADS)?);
     let norm_eps = of_family(&keys::NORM_EPS);
     let norm_eps = stated(config, norm_eps, |key| Ok(config.require_f64(key)?))?;
     let activation = of_family(&keys::ACTIVATION);
     let activation = stated(config, activation, |key| self::activation(config, key))?;
+    let (positions, local) = positions(family, folder, hidden_size / heads)?;
     let spec = EncoderSpec {
         family: family.name,
         vocab_size: config.require_usize("vocab_size")?,
@@ -263,7 +311,9 @@ fn spec(
         activation: activation.unwrap_or(family.activation),
         gated: !matches!(names.parts.up, UpNames::Plain(_)),
         norm_eps: norm_eps.unwrap_or(family.norm_eps) as f32,
-        positions: positions(family, folder, hidden_size / heads)?,
+        pre_norm: names.parts.final_norm.is_some(),
+        positions,
+        local,
         segments: match family.segments {
             0 => 0,
             segments => config.usize("type_vocab_size")?.unwrap_or(segments),
@@ -275,20 +325,30 @@ fn spec(
     Ok(spec)
 }
 
-/// Where tokens are, for heads of `head_dim` elements.
-fn positions(family: &EncoderFamily, folder: &HfFolder, head_dim: usize) -> Result<Positions> {
+/// Where tokens are, for heads of `head_dim` elements, and which layers see those near a token alone.
+fn positions(
+    family: &EncoderFamily,
+    folder: &HfFolder,
+    head_dim: usize,
+) -> Result<(Positions, Option<LocalAttention>)> {
     let config = &folder.config;
-    let theta = match family.positions {
-        PositionKind::Rotary(theta) => theta,
+    let (rope, local) = match family.positions {
+        PositionKind::Rotary(theta) => (rope(config, head_dim, theta)?, None),
+        PositionKind::RotaryByLayer { global, local } => {
+            let of = |layers, key, base| rope_of_layers(config, head_dim, (layers, key, base));
+            let local = of("sliding_attention", "local_rope_theta", local)?;
+            let global = of("full_attention", "global_rope_theta", global)?;
+            (global, Some(local_attention(config, local)?))
+        }
         PositionKind::Learned => {
             let rows = config.require_usize("max_position_embeddings")?;
-            return Ok(Positions::Learned { rows, first: 0 });
+            return Ok((Positions::Learned { rows, first: 0 }, None));
         }
         PositionKind::LearnedBehindPadding => {
             let rows = config.require_usize("max_position_embeddings")?;
             let padding = config.usize("pad_token_id")?.unwrap_or(family.padding);
             let first = padding.saturating_add(1);
-            return Ok(Positions::Learned { rows, first });
+            return Ok((Positions::Learned { rows, first }, None));
         }
     };
     // There is no table to end them, so the longest text that any file speaks of counts: Nomic's config says what it was
@@ -301,16 +361,90 @@ fn positions(family: &EncoderFamily, folder: &HfFolder, head_dim: usize) -> Resu
         Some(context) => context.max(sentence_length(folder)?.unwrap_or(0)),
         None => config.require_usize("max_position_embeddings")?,
     };
-    Ok(Positions::Rotary {
-        rope: rope(config, head_dim, theta)?,
-        context,
+    Ok((Positions::Rotary { rope, context }, local))
+}
+
+/// The rotation in layers of this type, or, in configs from before they had types, by the base under this key.
+fn rope_of_layers(
+    config: &HfConfig,
+    dim: usize,
+    (layers, key, base): (&str, &str, f64),
+) -> Result<RopeSpec> {
+    let refuse = |key: &str, expected: &str| Err(config.field_error(key, expected).into());
+    // Which base counts where a config has one of these as well, or null, is not said anywhere.
+    for other in ["rope_theta", "rotary_emb_base", "rope_scaling"] {
+        if config.has(other) {
+            return refuse(other, "angles for each type of layers");
+        }
+    }
+    if config.keys().any(|name| name == key) && !config.has(key) {
+        return refuse(key, "a number");
+    }
+    let (theta, key) = match config.rope(base)? {
+        RopeConfigs::All(_) if config.has("rope_parameters") => {
+            return refuse("rope_parameters", "angles for each type of layers");
+        }
+        RopeConfigs::All(_) => (config.f64(key)?.unwrap_or(base), key),
+        RopeConfigs::ByLayerType(types) => match types.get(layers) {
+            None => (base, "rope_parameters"),
+            Some(rope) if rope.kind == RopeKind::Default && rope.partial_rotary_factor == 1.0 => {
+                (rope.theta, "rope_parameters")
+            }
+            Some(_) => return refuse("rope_parameters", "the angles of default in all layers"),
+        },
+    };
+    if !(theta.is_finite() && theta >= 1.0) {
+        return refuse(key, "a base of at least 1");
+    }
+    Ok(RopeSpec {
+        rot_dim: dim,
+        theta: theta as f32,
+        style: RopeStyle::HalfSplit,
+        scaling: RopeScaling::None,
+    })
+}
+
+/// Which layers have a window, and how large it is.
+fn local_attention(config: &HfConfig, rope: RopeSpec) -> Result<LocalAttention> {
+    let count = config.require_usize("num_hidden_layers")?;
+    let layers = match config.strs("layer_types")? {
+        Some(types) => {
+            let known = ["full_attention", "sliding_attention"];
+            if types.iter().any(|kind| !known.contains(kind)) {
+                let expected = "full_attention and sliding_attention";
+                return Err(config.field_error("layer_types", expected).into());
+            }
+            types.iter().map(|kind| *kind == known[1]).collect()
+        }
+        None => {
+            const EVERY: &str = "global_attn_every_n_layers";
+            let every = match config.has(EVERY) {
+                true => config.require_usize(EVERY)?,
+                false => 3,
+            };
+            // `validate` refuses more.
+            let layers = 0..count.min(MAX_LAYERS);
+            layers.map(|layer| layer % every != 0).collect()
+        }
+    };
+    // The first wins, as in `transformers`.
+    let one_side = match config.usize("sliding_window")? {
+        Some(one_side) => one_side,
+        None => config.usize("local_attention")?.unwrap_or(128) / 2,
+    };
+    Ok(LocalAttention {
+        window: one_side.saturating_add(1),
+        rope,
+        layers,
     })
 }
 
 /// Refuses what a config asks for and the forward path has not.
 fn check_variant(config: &HfConfig, family: &EncoderFamily) -> Result<()> {
     let refuse = |key: &str, expected: &str| Err(config.field_error(key, expected).into());
-    if let Some(kind) = config.str("position_embedding_type")? {
+    // Configs of ModernBERT have the key, and no model heeds it.
+    let by_layer = matches!(family.positions, PositionKind::RotaryByLayer { .. });
+    if let Some(kind) = config.str("position_embedding_type")?.filter(|_| !by_layer) {
         let (expected, reason) = match family.positions {
             PositionKind::Rotary(_) => ("rope", "rope, as these models have it"),
             _ => (

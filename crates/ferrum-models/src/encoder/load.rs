@@ -3,7 +3,7 @@
 use super::config::{EncoderModel, EncoderNames, EncoderSpec, Positions, UpNames};
 use super::forward::{ClassifierWeights, EncoderLayerWeights, EncoderWeights};
 use crate::linear::Embedding;
-use crate::named::{Bias, LinearPart, NamedLoader};
+use crate::named::{Bias, LayerNorm, LinearPart, NamedLoader};
 use crate::progress::LoadProgress;
 use crate::weights::WeightForm;
 use ferrum_kernels::LlmBackend;
@@ -52,9 +52,13 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             rows => Some(table(segments, rows)?),
         };
         let norm = format!("{}{}", names.prefix, names.parts.norm);
-        let norm = self.named.norm(&norm, hidden)?;
+        let norm = self.norm(&norm, hidden)?;
         let layers = (0..spec.layers).map(|layer| self.layer(spec, layer));
         let layers = layers.collect::<Result<_>>()?;
+        let final_norm = match names.parts.final_norm {
+            None => None,
+            Some(name) => Some(self.norm(&format!("{}{name}", names.prefix), hidden)?),
+        };
         let classifier = match spec.labels {
             0 => None,
             labels => {
@@ -77,8 +81,17 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             segments,
             norm,
             layers,
+            final_norm,
             classifier,
         })
+    }
+
+    fn norm(&mut self, name: &str, dim: usize) -> Result<LayerNorm<B>> {
+        // Those of models with norms before parts have biases if their config says so.
+        match self.names.parts.final_norm {
+            Some(_) => self.named.norm_with_some_bias(name, dim),
+            None => self.named.norm(name, dim),
+        }
     }
 
     fn layer(&mut self, spec: &EncoderSpec, layer: usize) -> Result<EncoderLayerWeights<B>> {
@@ -88,7 +101,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let qkv: Vec<_> = parts.qkv.iter().map(|part| name(part)).collect();
         let (out, down) = (name(parts.out), name(parts.down));
         let up = match parts.up {
-            UpNames::Plain(up) | UpNames::UpGate(up) => vec![name(up)],
+            UpNames::Plain(up) | UpNames::GateUp(up) | UpNames::UpGate(up) => vec![name(up)],
             UpNames::Gated(gate, up) => vec![name(gate), name(up)],
         };
         let up: Vec<_> = match parts.up {
@@ -96,6 +109,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
                 let whole = |name| LinearPart::whole(name, inner);
                 up.iter().map(|name| whole(name)).collect()
             }
+            UpNames::GateUp(_) => vec![LinearPart::whole(&up[0], 2 * inner)],
             UpNames::UpGate(_) => {
                 let halves = [inner..2 * inner, 0..inner].into_iter();
                 let half = |rows| LinearPart {
@@ -107,15 +121,20 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
             }
         };
         let [attention_norm, output_norm] = parts.norms.map(name);
+        let attention_norm = match layer == 0 && spec.pre_norm {
+            true => None,
+            false => Some(self.norm(&attention_norm, hidden)?),
+        };
+        let output_norm = self.norm(&output_norm, hidden)?;
         let (named, bias) = (&mut self.named, parts.bias);
         let qkv_rows = 3 * hidden / qkv.len();
         Ok(EncoderLayerWeights {
             qkv: Box::new(named.load_linear(&qkv, [qkv_rows, hidden], bias)?),
             out: Box::new(named.load_linear(&[out], [hidden, hidden], bias)?),
-            attention_norm: named.norm(&attention_norm, hidden)?,
+            attention_norm,
             up: Box::new(named.load_linear_parts(&up, hidden, bias)?),
             down: Box::new(named.load_linear(&[down], [hidden, inner], bias)?),
-            output_norm: named.norm(&output_norm, hidden)?,
+            output_norm,
         })
     }
 }

@@ -12,7 +12,7 @@ mod load;
 mod names;
 mod read;
 
-pub use config::{EncoderModel, EncoderSpec, Positions};
+pub use config::{EncoderModel, EncoderSpec, LocalAttention, Positions};
 pub use forward::{EncoderLimits, EncoderRunner, TextEncoder, TextInput};
 pub use load::load_encoder;
 pub use read::{is_encoder, read_encoder};

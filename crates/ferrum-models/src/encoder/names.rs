@@ -3,11 +3,8 @@
 use super::config::{PartNames, UpNames};
 use crate::named::Bias;
 
-/// The table of words, in every Hugging Face folder.
-pub(super) const WORDS: &str = "embeddings.word_embeddings";
-
 const TABLES: [&str; 3] = [
-    WORDS,
+    "embeddings.word_embeddings",
     "embeddings.position_embeddings",
     "embeddings.token_type_embeddings",
 ];
@@ -26,6 +23,7 @@ pub(super) static BERT: PartNames = PartNames {
     up: UpNames::Plain("intermediate.dense"),
     down: "output.dense",
     norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+    final_norm: None,
     bias: Bias::Each,
 };
 
@@ -39,6 +37,7 @@ pub(super) static DISTILBERT: PartNames = PartNames {
     up: UpNames::Plain("ffn.lin1"),
     down: "ffn.lin2",
     norms: ["sa_layer_norm", "output_layer_norm"],
+    final_norm: None,
     bias: Bias::Each,
 };
 
@@ -52,6 +51,7 @@ pub(super) static ROTARY: PartNames = PartNames {
     up: UpNames::Gated("mlp.gate_proj", "mlp.up_proj"),
     down: "mlp.down_proj",
     norms: ["post_attention_layernorm", "post_mlp_layernorm"],
+    final_norm: None,
     bias: Bias::Some,
 };
 
@@ -65,6 +65,7 @@ pub(super) static NOMIC_BERT_PUBLISHED: PartNames = PartNames {
     up: UpNames::Gated("mlp.fc12", "mlp.fc11"),
     down: "mlp.fc2",
     norms: ["norm1", "norm2"],
+    final_norm: None,
     bias: Bias::Some,
 };
 
@@ -78,6 +79,21 @@ pub(super) static GTE_PUBLISHED: PartNames = PartNames {
     up: UpNames::UpGate("mlp.up_gate_proj"),
     down: "mlp.down_proj",
     norms: ["attn_ln", "mlp_ln"],
+    final_norm: None,
+    bias: Bias::Some,
+};
+
+/// ModernBERT.
+pub(super) static MODERN_BERT: PartNames = PartNames {
+    tables: ["embeddings.tok_embeddings", "", ""],
+    norm: "embeddings.norm",
+    layer: "layers.",
+    qkv: &["attn.Wqkv"],
+    out: "attn.Wo",
+    up: UpNames::GateUp("mlp.Wi"),
+    down: "mlp.Wo",
+    norms: ["attn_norm", "mlp_norm"],
+    final_norm: Some("final_norm"),
     bias: Bias::Some,
 };
 
@@ -91,6 +107,7 @@ pub(super) static GGUF_BERT: PartNames = PartNames {
     up: UpNames::Plain("ffn_up"),
     down: "ffn_down",
     norms: ["attn_output_norm", "layer_output_norm"],
+    final_norm: None,
     bias: Bias::Each,
 };
 
@@ -104,5 +121,6 @@ pub(super) static GGUF_NOMIC_BERT: PartNames = PartNames {
     up: UpNames::Gated("ffn_gate", "ffn_up"),
     down: "ffn_down",
     norms: ["attn_output_norm", "layer_output_norm"],
+    final_norm: None,
     bias: Bias::Some,
 };

@@ -15,7 +15,7 @@ use ferrum_types::{Error, TokenId};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 10] = [
     "bert",
     "bert-labels",
     "xlm-roberta-reranker",
@@ -24,6 +24,8 @@ const NAMES: [&str; 8] = [
     "nomic-bert-published",
     "gte",
     "gte-published",
+    "modernbert",
+    "modernbert-published",
 ];
 
 fn folder(name: &str) -> PathBuf {
@@ -205,7 +207,7 @@ fn a_gguf_file_gives_the_vectors_of_its_folder() {
 /// Texts share a batch, or not: the same bits.
 #[test]
 fn texts_do_not_know_of_each_other() {
-    for name in ["bert", "nomic-bert"] {
+    for name in ["bert", "nomic-bert", "modernbert"] {
         do_not_know_of_each_other(name);
     }
 }
@@ -310,7 +312,7 @@ fn configs_that_cannot_be_are_refused() {
 /// The same model as `transformers` and as its authors write it.
 #[test]
 fn published_configs_mean_the_same() {
-    for name in ["nomic-bert", "gte"] {
+    for name in ["nomic-bert", "gte", "modernbert"] {
         let published = open(&format!("{name}-published"));
         assert_eq!(open(name).spec, published.spec, "{name}");
     }
@@ -361,6 +363,21 @@ fn variants_that_are_not_computed_are_refused() {
             "gte-published",
             "rope_scaling",
             json!({"type": "dynamic", "factor": 2.0}),
+        ),
+        ("modernbert", "layer_types", json!(["full_attention"])),
+        ("modernbert", "layer_types", json!(["x", "x", "x", "x"])),
+        (
+            "modernbert-published",
+            "global_attn_every_n_layers",
+            json!(0),
+        ),
+        ("modernbert-published", "local_rope_theta", json!(0.0)),
+        ("modernbert-published", "local_rope_theta", Value::Null),
+        ("modernbert-published", "rope_theta", json!(10_000.0)),
+        (
+            "modernbert-published",
+            "rope_scaling",
+            json!({"type": "linear", "factor": 2.0}),
         ),
         // Heads of 9 elements cannot be rotated.
         ("gte", "num_attention_heads", json!(4)),
