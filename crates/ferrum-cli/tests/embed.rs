@@ -181,6 +181,47 @@ fn a_checkpoint_of_the_layers_alone_gives_the_same_vectors() {
     }
 }
 
+/// A folder of sentence-transformers says how states are pooled, and so does the file that is made of it.
+#[test]
+fn a_quantized_file_pools_as_its_folder_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("embedder");
+    std::fs::create_dir_all(folder.join("1_Pooling")).unwrap();
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        let from = root().join("fixtures/models/qwen3").join(name);
+        std::fs::copy(from, folder.join(name)).unwrap();
+    }
+    let say = |mode: &str| {
+        let config = format!("{{\"pooling_mode\": \"{mode}\"}}");
+        std::fs::write(folder.join("1_Pooling/config.json"), config).unwrap();
+    };
+    let (folder, file) = (folder.display().to_string(), dir.path().join("out.gguf"));
+    let file = file.display().to_string();
+    let text = "a small cat sat on the mat";
+    let mut vectors = Vec::new();
+    for (mode, flag) in [("mean", "mean"), ("cls", "cls"), ("lasttoken", "last")] {
+        say(mode);
+        ok(&["quantize", &folder, &file, "--type", "f32", "--force"]);
+        let found = embed(&[&file, text]);
+        assert_eq!(found, embed(&["--pooling", flag, &file, text]), "{mode}");
+        assert!(!vectors.contains(&found), "{mode}");
+        vectors.push(found);
+    }
+    say("max");
+    std::fs::remove_file(&file).unwrap();
+    let words = fails(&["quantize", &folder, &file, "--type", "q8_0"], b"");
+    assert!(
+        words.contains("pooling by max") && words.contains("lasttoken"),
+        "{words}"
+    );
+    assert!(!std::path::Path::new(&file).exists());
+}
+
 /// The header of a file of safetensors, and what is behind it.
 fn safetensors(path: &std::path::Path) -> (serde_json::Map<String, Value>, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
