@@ -154,6 +154,7 @@ fn decoder() -> LoadedModel {
         vocab_size,
         stop_tokens: vec![end],
         pooling: Some(Default::default()),
+        has_head: true,
         hidden_size,
         sampling: SamplingParams::default(),
         tokenizer,
