@@ -154,8 +154,9 @@ fn decoder() -> LoadedModel {
         vocab_size,
         stop_tokens: vec![end],
         pooling: Some(Default::default()),
-        has_head: true,
-        hidden_size,
+        generates: true,
+        dense: Default::default(),
+        embedding_size: hidden_size,
         sampling: SamplingParams::default(),
         tokenizer,
     };
@@ -175,7 +176,7 @@ fn encoder(name: &str) -> LoadedModel {
     let device = BackendDispatch::from_kind(BackendKind::Cpu, options).expect("there is a CPU");
     let encoder = Encoder::load(&device, &model, tokenizer, &mut |_, _| ()).expect("it loads");
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
-    let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
+    let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
     let config = TaskConfig {
         max_waiting: 1024,
         stall_after: Duration::from_secs(60),
@@ -186,7 +187,7 @@ fn encoder(name: &str) -> LoadedModel {
         engine: engine.handle(),
         tokenizer,
         pooling,
-        hidden_size,
+        embedding_size,
         labels,
     };
     LoadedModel::Encoder(engine, model)

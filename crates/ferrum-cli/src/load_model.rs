@@ -31,6 +31,17 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
     generator(source)
 }
 
+/// Refuses a model that makes embeddings alone, as its tokens see those behind them.
+pub(crate) fn check_causal(model: &Model) -> Outcome {
+    match model.spec.is_causal() {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "the model ({}) makes embeddings alone: its tokens see those behind them, so that none can be generated\nhint: ferrum embed and ferrum serve run it",
+            model.family.name
+        ))),
+    }
+}
+
 /// A model that is to generate text or give logits, with a note on stderr if it has no output projection.
 pub(crate) fn generator(source: ModelSource) -> Outcome<Model> {
     let model = read_model(source)?;

@@ -172,12 +172,68 @@ fn a_checkpoint_of_the_layers_alone_gives_the_same_vectors() {
     assert!(sentence.contains("has no lm_head.weight"), "{sentence}");
     assert!(ok(&["inspect", &layers]).contains("no output projection"));
     // A token that sees those behind it.
-    for (field, value) in [("is_causal", false), ("use_bidirectional_attention", true)] {
-        let mut other = config.clone();
-        other[field] = value.into();
-        write(&other).unwrap();
-        let sentence = fails(&["embed", &layers, text], b"");
-        assert!(sentence.contains(field), "{sentence}");
+    let mut other = config.clone();
+    other["is_causal"] = false.into();
+    write(&other).unwrap();
+    let both = embed(&[&layers, "--pooling", "cls", text]);
+    assert!(cosine(&both[0], &embed(&[&whole, "--pooling", "cls", text])[0]) < 0.999);
+    let sentence = fails(&["run", &layers, text], b"");
+    assert!(sentence.contains("makes embeddings alone"), "{sentence}");
+    other["use_bidirectional_attention"] = true.into();
+    other["is_causal"] = true.into();
+    write(&other).unwrap();
+    let sentence = fails(&["embed", &layers, text], b"");
+    assert!(
+        sentence.contains("use_bidirectional_attention"),
+        "{sentence}"
+    );
+}
+
+/// EmbeddingGemma: attention to both sides, and two linear maps behind pooling.
+#[test]
+fn embeddings_of_a_decoder_that_sees_both_ways() {
+    let (folder, expected) = (encoder("gemma-embedding"), expected("gemma-embedding"));
+    let cases = expected["texts"].as_array().unwrap();
+    let texts: Vec<_> = cases
+        .iter()
+        .map(|case| case["text"].as_str().unwrap())
+        .collect();
+    let raw = embed(&[&[&*folder, "--no-normalize"], &texts[..]].concat());
+    for (found, case) in raw.iter().zip(cases) {
+        let wanted = floats(&case["embedding"]);
+        assert_eq!(found.len(), wanted.len());
+        let pairs = found.iter().zip(&wanted);
+        let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(most < 2e-5, "{}: {most}", case["text"]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.gguf").display().to_string();
+    for (kind, least) in [("f32", 0.999_999), ("f16", 0.999_99)] {
+        ok(&["quantize", &folder, &file, "--type", kind, "--force"]);
+        let of_file = embed(&[&[&*file], &texts[..]].concat());
+        for ((a, b), text) in raw.iter().zip(&of_file).zip(&texts) {
+            let like = cosine(a, b);
+            assert!(like > least, "{kind}, {text}: {like}");
+        }
+    }
+    for model in [&*folder, &*file] {
+        assert!(ok(&["inspect", model]).contains("bidirectional"));
+        for command in [
+            &["run", model, "the cat"][..],
+            &["bench", model, "--prompt", "4", "--gen", "2"],
+            &["perplexity", model, "missing.txt"],
+        ] {
+            let words = fails(command, b"");
+            assert!(
+                words.contains("makes embeddings alone"),
+                "{command:?}: {words}"
+            );
+        }
+        let long = "the cat ".repeat(60);
+        let words = fails(&["embed", model, &long], b"");
+        assert!(words.contains("reads 60 at most"), "{words}");
+        let words = fails(&["embed", model, "--dimensions", "21", "a"], b"");
+        assert!(words.contains("have 20 numbers"), "{words}");
     }
 }
 

@@ -445,6 +445,13 @@ fn a_folder_that_was_fetched_gives_what_the_folder_gives() {
             &["embed"][..],
             &["the dog ran", &*long][..],
         ),
+        // With maps behind pooling.
+        (
+            "encoders/gemma-embedding",
+            "org/decoder",
+            &["embed"],
+            &["the dog ran"],
+        ),
         (
             "images/clip",
             "org/clip",

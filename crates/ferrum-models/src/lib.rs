@@ -12,6 +12,7 @@ mod cache;
 mod checkpoint;
 pub mod clip;
 mod decode;
+mod dense;
 mod draft_head;
 pub mod encoder;
 mod expert_relayout;
@@ -54,6 +55,7 @@ pub use batch::{
 };
 pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
+pub use dense::DenseLayers;
 pub use draft_head::{DraftFeatures, DraftHead, load_draft_head, read_eagle3, read_mtp};
 pub use expert_relayout::ReorderedExperts;
 pub use expert_weights::{ExpertWeightForm, Moe};

@@ -3,6 +3,7 @@
 use crate::families::{self, Family};
 use crate::inventory::WeightNames;
 use crate::model_kind::ModelKind;
+use crate::pooling::Pooling;
 use crate::spec::DecoderSpec;
 use ferrum_formats::{ModelSource, TensorDtype, TensorSource};
 use ferrum_types::{Dtype, Error, Result};
@@ -54,6 +55,20 @@ impl Model {
         match &self.source {
             ModelSource::Gguf(_) => true,
             ModelSource::Hf(folder) => !families::lacks_head(folder, self.names),
+        }
+    }
+
+    /// Whether it generates text: it has an output projection, and no token sees those behind it. Others make embeddings.
+    pub fn generates(&self) -> bool {
+        self.spec.is_causal() && self.has_head()
+    }
+
+    /// How states become an embedding where the model's files do not say: the last token has seen all others, unless all
+    /// have.
+    pub fn usual_pooling(&self) -> Pooling {
+        match self.spec.is_causal() {
+            true => Pooling::Last,
+            false => Pooling::Mean,
         }
     }
 

@@ -1,8 +1,9 @@
 //! One vector for a text: how the states of its tokens become one, and what a model's files say about that.
 
+use crate::dense;
 use ferrum_formats::{Gguf, HfConfig, ModelSource, Shown};
 use ferrum_types::Result;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 /// How the states of many tokens become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl StatedPooling {
     pub fn of(source: &ModelSource) -> Result<Self> {
         match source {
             ModelSource::Gguf(gguf) => Self::of_gguf(gguf),
-            ModelSource::Hf(folder) => of_folder(&folder.dir),
+            ModelSource::Hf(folder) => Ok(modules_of(&folder.dir)?.pooling),
         }
     }
 
@@ -105,43 +106,76 @@ impl Pooling {
     }
 }
 
-/// What sentence-transformers does behind a model: the modules of `modules.json`. Where that file is missing, which
-/// sentence-transformers takes for a model without modules, the usual folders are believed.
-fn of_folder(folder: &Path) -> Result<StatedPooling> {
+/// What sentence-transformers does behind a model.
+pub(crate) struct Modules {
+    /// How states are pooled.
+    pub(crate) pooling: StatedPooling,
+    /// Folders of the linear maps that are applied to what was pooled, in order.
+    pub(crate) dense: Vec<PathBuf>,
+}
+
+/// The modules of `modules.json`. Where that file is missing, which sentence-transformers takes for a model without modules,
+/// the usual folders are believed.
+pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
     let list = folder.join("modules.json");
+    let mut maps = Vec::new();
     if !list.exists() {
         let config = folder.join("1_Pooling/config.json");
-        return match config.exists() {
+        let pooling = match config.exists() {
             true if folder.join("2_Dense").exists() => {
-                Ok(StatedPooling::Other("a module Dense".into()))
+                StatedPooling::Other("a module Dense".into())
             }
-            true => StatedPooling::of_config(&HfConfig::open(config)?),
-            false => Ok(StatedPooling::Nothing),
+            true => StatedPooling::of_config(&HfConfig::open(config)?)?,
+            false => StatedPooling::Nothing,
         };
+        return Ok(Modules {
+            pooling,
+            dense: maps,
+        });
     }
-    let (mut stated, mut other) = (StatedPooling::Nothing, None);
+    let (mut stated, mut other, mut normalized) = (StatedPooling::Nothing, None, false);
     for module in HfConfig::open_list(&list)? {
         // The name of a Python class, with its modules.
         let class = module.require_str("type")?;
         match class.rsplit('.').next() {
-            Some("Transformer" | "Normalize" | "Dropout") => {}
+            Some("Transformer" | "Dropout") => {}
+            // At the end, whoever takes the embedding normalises it.
+            Some("Normalize") => normalized = true,
             Some("Pooling") if stated == StatedPooling::Nothing => {
-                let path = module.require_str("path")?;
-                if !is_inside(path) {
-                    let expected = "the name of a folder beside the file";
-                    return Err(module.field_error("path", expected).into());
-                }
-                let config = folder.join(path).join("config.json");
+                let config = folder_of(folder, &module)?.join("config.json");
                 stated = StatedPooling::of_config(&HfConfig::open(config)?)?;
+            }
+            Some("Dense") if stated != StatedPooling::Nothing && !normalized => {
+                let folder = folder_of(folder, &module)?;
+                let unknown = dense::unknown_in(&folder)?;
+                other = other.or(unknown.map(|what| format!("a module Dense with {what}")));
+                maps.push(folder);
             }
             class => other = other.or(class.map(|class| format!("a module {}", Shown(class)))),
         }
     }
-    Ok(match (stated, other) {
+    let pooling = match (stated, other) {
         (StatedPooling::Known(_), Some(other)) => StatedPooling::Other(other),
         (StatedPooling::Nothing, Some(other)) => StatedPooling::NotPooled(other),
         (stated, _) => stated,
+    };
+    if !matches!(pooling, StatedPooling::Known(_)) {
+        maps.clear();
+    }
+    Ok(Modules {
+        pooling,
+        dense: maps,
     })
+}
+
+/// The folder of a module.
+fn folder_of(folder: &Path, module: &HfConfig) -> Result<PathBuf> {
+    let path = module.require_str("path")?;
+    if !is_inside(path) {
+        let expected = "the name of a folder beside the file";
+        return Err(module.field_error("path", expected).into());
+    }
+    Ok(folder.join(path))
 }
 
 /// Whether a path that a file names is one of something beside it.

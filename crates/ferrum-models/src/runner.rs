@@ -409,8 +409,16 @@ impl<B: LlmBackend> DecoderRunner<B> {
         if let Some(AdapterId(id)) = self.stage.missing_adapter(batch) {
             return fail(format!("adapter {id} is not loaded"));
         }
+        let causal = self.spec.is_causal();
         for seq in 0..batch.seqs() {
             let kv_len = batch.kv_lens[seq] as usize;
+            let (found, all) = (batch.rows(seq).len(), batch.prompt_lens[seq] as usize);
+            if !causal && (found != kv_len || found < all) {
+                return fail(format!(
+                    "{found} tokens of a sequence of {}: expected all, as each sees those behind it",
+                    all.max(kv_len)
+                ));
+            }
             if kv_len > self.config().context {
                 let capacity = self.config().context;
                 return Err(Error::ContextOverflow {

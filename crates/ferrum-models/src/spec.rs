@@ -195,7 +195,9 @@ pub struct GqaSpec {
     pub value_dim: usize,
     /// Factor on `q·k`.
     pub scale: f32,
-    /// Keys that a query sees, itself included; `None`: all before it.
+    /// Whether a query sees no key behind it. Where it does, a sequence is computed in one step.
+    pub causal: bool,
+    /// Keys that a query sees, itself included, on each side that it sees; `None`: all.
     pub sliding_window: Option<usize>,
     /// Whether these windows lie side by side, so that a query sees keys of its own alone.
     pub chunked: bool,
@@ -512,7 +514,8 @@ impl LayerSpec {
             kv_heads: gqa.kv_heads,
             key_dim: gqa.head_dim,
             value_dim: gqa.value_dim,
-            window: gqa.sliding_window,
+            // Of a sequence that is computed in one step, all keys are needed.
+            window: gqa.sliding_window.filter(|_| gqa.causal),
         }
     }
 }
@@ -521,6 +524,15 @@ impl DecoderSpec {
     /// Whether a token's angles depend on the length of its sequence in some layer.
     pub fn depends_on_length(&self) -> bool {
         self.ropes.iter().any(|r| r.scaling.depends_on_length())
+    }
+
+    /// Whether no token sees those behind it. Else a sequence is computed in one step, for its states alone: nothing can be
+    /// generated.
+    pub fn is_causal(&self) -> bool {
+        self.layers.iter().all(|layer| match &layer.attention {
+            AttentionSpec::Gqa(gqa) => gqa.causal,
+            AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => true,
+        })
     }
 
     /// How elements of rotated heads pair up, which is the same in all layers.

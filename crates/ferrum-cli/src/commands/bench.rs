@@ -36,6 +36,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Outcome {
     }
     let started = Instant::now();
     let model = load_model::model(args.model.path(), &args.hub)?;
+    load_model::check_causal(&model)?;
     let (prompt_len, gen_len) = (args.prompt as usize, args.gen_tokens as usize);
     let needed = prompt_len + gen_len;
     if needed > model.spec.context_length {

@@ -294,6 +294,7 @@ fn describe_gqa(gqa: &GqaSpec) -> (String, Vec<String>) {
             .map(|owner| format!("keys and values of layer {owner}")),
         gqa.keys_are_values.then(|| "values from keys".to_owned()),
         gqa.value_norm.then(|| "v norm".to_owned()),
+        (!gqa.causal).then(|| "bidirectional".to_owned()),
         gqa.sliding_window.map(|window| match gqa.chunked {
             true => format!("chunks of {window}"),
             false => format!("window of {window}"),
@@ -473,6 +474,7 @@ fn as_json(
             "norm_eps": spec.norm_eps,
             "tie_embeddings": spec.tie_embeddings && model.has_head(),
             "output_projection": model.has_head(),
+            "causal": spec.is_causal(),
             "rope": ropes.next(),
             "other_ropes": ropes.collect::<Vec<_>>(),
         },

@@ -15,6 +15,7 @@ const TOP: usize = 5;
 
 pub(crate) fn logits(args: LogitsArgs) -> Outcome {
     let model = load_model::model(args.model.path(), &args.hub)?;
+    load_model::check_causal(&model)?;
     let vocab = model.spec.vocab_size;
     let tokens = match &args.prompt {
         Some(prompt) => load_model::tokenizer_of(&model)?.encode(prompt, EncodeOptions::WRITTEN)?,

@@ -23,6 +23,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Outcome {
         args.second.as_deref(),
     )?;
     let model = load_model::model(model, &args.hub)?;
+    load_model::check_causal(&model)?;
     let text = input::read_text(file)?;
     let tokens = load_model::tokenizer_of(&model)?.encode(&text, EncodeOptions::TEXT)?;
     if tokens.len() < 2 {

@@ -40,6 +40,7 @@ pub(crate) fn run(args: RunArgs) -> Outcome {
         )));
     }
     let model = load_model::model(words.model.as_deref(), &args.hub)?;
+    load_model::check_causal(&model)?;
     let tokenizer = load_model::tokenizer_of(&model)?;
     let template = load_model::template_of(&model, &tokenizer)?;
     let encoder = PromptEncoder {

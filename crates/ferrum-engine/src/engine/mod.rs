@@ -46,7 +46,7 @@ mod step_loop;
 mod step_time;
 
 pub use health::{Clock, DEGRADED_AFTER, Health};
-pub use pooling::Pooling;
+pub use pooling::{DenseLayers, Pooling};
 pub use request::{
     EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS,
     MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,
@@ -313,6 +313,7 @@ impl Engine {
         let scheduling = SchedulerConfig {
             priority_step_credit: config.priority_step_credit,
             state_checkpoint_interval: config.state_checkpoint_interval,
+            whole_prompts: !runner.spec().is_causal(),
             ..SchedulerConfig::for_runner(runner.config())
         };
         let blocks = BlockPool::of_groups(&runner.cache_groups()).with_states(runner.state_slots());
@@ -322,6 +323,7 @@ impl Engine {
             limits: Limits {
                 vocab_size: runner.spec().vocab_size,
                 capacity: scheduler.capacity(),
+                causal: runner.spec().is_causal(),
                 has_text: tokenizer.is_some(),
                 hidden: runner.spec().hidden_size,
                 image_tokens: image_tokens(&*runner, &scheduling),

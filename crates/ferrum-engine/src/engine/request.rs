@@ -298,6 +298,8 @@ pub(super) struct Limits {
     pub(super) vocab_size: usize,
     /// Most tokens of a sequence.
     pub(super) capacity: usize,
+    /// Whether no token sees those behind it.
+    pub(super) causal: bool,
     /// Whether there is a tokenizer.
     pub(super) has_text: bool,
     /// Elements of an embedding.
@@ -311,6 +313,10 @@ impl Limits {
         let generation = &request.generation;
         if request.prompt.is_empty() {
             return invalid("prompt", "it has no token".into());
+        }
+        if request.pooling.is_none() && !self.causal {
+            let reason = "the model makes embeddings alone: its tokens see those behind them";
+            return invalid("pooling", reason.into());
         }
         // A choice has at least one token, and prompt and output share the context.
         let generates = request.pooling.is_none() && generation.max_tokens > 0;

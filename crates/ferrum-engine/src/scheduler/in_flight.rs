@@ -120,9 +120,12 @@ impl Scheduler {
                 *from = (*from).max(end);
             }
             let mut replaced = BlockTable::default();
-            let computed = &keys(&seq.images, &seq.tokens)[..end];
-            self.pool
-                .register(&mut seq.table, &seq.salt, computed, &mut replaced);
+            // Keys of a whole prompt are of use to no other.
+            if !seq.whole {
+                let computed = &keys(&seq.images, &seq.tokens)[..end];
+                self.pool
+                    .register(&mut seq.table, &seq.salt, computed, &mut replaced);
+            }
             // A step in flight starts after this one, so it does not read them either.
             self.pool.release_before_window(&mut seq.table, end);
             let last_step = seq.last_step;

@@ -20,6 +20,8 @@
 //!   where a state checkpoint is taken (`states.rs`): at an interval, and at the last end of a block before the end of a
 //!   prompt. A cached prefix is used up to its last checkpoint, which is copied before the next step that begins. As a
 //!   state cannot be rolled back, such sequences have no drafts.
+//! - **Whole prompts.** Where tokens see those behind them, a step has all of a prompt, or nothing of it
+//!   ([`SchedulerConfig::whole_prompts`]), and nothing of it is taken from the prefix cache.
 //! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`). An image that would not fit
 //!   otherwise may use the tokens that [`Scheduler::limit_prompts`] withholds from prompts.
 //! - **Drafts.** A decode may have drafts of the tokens after it ([`Scheduler::propose`]). They are
@@ -65,6 +67,8 @@ pub struct SchedulerConfig {
     pub context: usize,
     /// Scheduling steps by which each priority level moves a sequence ahead.
     pub priority_step_credit: u32,
+    /// Whether a prompt is computed in one step, from its first token on: where tokens see those behind them.
+    pub whole_prompts: bool,
     /// Tokens between two checkpoints of recurrent states, for models that have them. One is also taken at the end of
     /// each prompt. 0: only there.
     pub state_checkpoint_interval: usize,
@@ -79,6 +83,7 @@ impl SchedulerConfig {
             max_logit_rows: config.max_logit_rows,
             context: config.context,
             priority_step_credit: 256,
+            whole_prompts: false,
             state_checkpoint_interval: 512,
         }
     }
@@ -207,9 +212,14 @@ impl Scheduler {
         self.seqs.get(&id)
     }
 
-    /// Most tokens whose keys a sequence can have: the context, or the pool where it is smaller.
+    /// Most tokens whose keys a sequence can have: the context, or the pool where it is smaller, or a step where that has
+    /// whole prompts.
     pub fn capacity(&self) -> usize {
-        self.config.context.min(self.pool.max_tokens())
+        let step = match self.config.whole_prompts {
+            true => self.config.max_tokens,
+            false => usize::MAX,
+        };
+        self.config.context.min(self.pool.max_tokens()).min(step)
     }
 
     /// Adds a sequence to those that wait.
@@ -242,7 +252,8 @@ impl Scheduler {
         if let Some(deadline) = new.deadline {
             self.deadlines.insert((deadline, new.id));
         }
-        self.seqs.insert(new.id, Sequence::new(new, rank));
+        let whole = self.config.whole_prompts;
+        self.seqs.insert(new.id, Sequence::new(new, rank, whole));
         Ok(())
     }
 

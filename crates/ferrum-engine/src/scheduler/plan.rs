@@ -293,7 +293,7 @@ impl Scheduler {
     fn plan_decodes(&self, plan: &mut StepPlan, left: &mut Budget) {
         let capacity = self.capacity();
         for (&id, seq) in self.running_by_rank() {
-            let decodes = seq.uncomputed() == 1 && seq.goes_on(capacity);
+            let decodes = seq.is_decode() && seq.goes_on(capacity);
             if decodes && left.tokens > 0 && left.rows > 0 {
                 left.tokens -= 1;
                 left.rows -= 1;
@@ -313,10 +313,7 @@ impl Scheduler {
 
     fn plan_prefills(&self, plan: &mut StepPlan, left: &mut Budget) {
         let first = plan.sequences.len();
-        let prefills = || {
-            self.running_by_rank()
-                .filter(|(_, seq)| seq.uncomputed() > 1)
-        };
+        let prefills = || self.running_by_rank().filter(|(_, seq)| seq.is_prefill());
         for (&id, seq) in prefills() {
             // A prompt that needs more than this step leaves half of the budget to later ranks.
             let share = match seq.uncomputed() <= left.tokens {
@@ -324,10 +321,10 @@ impl Scheduler {
                 false => left.tokens.div_ceil(2),
             };
             let mut scheduled = chunk(id, seq, self.before_checkpoint(seq, share), left.rows);
-            let image = seq.image_ahead();
-            if scheduled.len == 0 && image <= left.tokens + left.withheld {
+            let unsplit = seq.unsplit_ahead();
+            if scheduled.len == 0 && unsplit <= left.tokens + left.withheld {
                 // It would never fit into the budget of prompts.
-                scheduled = chunk(id, seq, image, left.rows);
+                scheduled = chunk(id, seq, unsplit, left.rows);
             }
             if scheduled.len > 0 {
                 left.withheld -= scheduled.len.saturating_sub(left.tokens);
@@ -423,7 +420,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> ScheduledSequ
         // Without a row for its last token, the chunk ends before it.
         len = len.saturating_sub(1);
     }
-    len = seq.whole_images(len);
+    len = seq.unsplit(len);
     let logits = match all {
         true => LogitRows::All,
         false if len == seq.uncomputed() => LogitRows::Last,

@@ -84,12 +84,14 @@ pub struct Sequence {
     /// First prompt token whose logits were not computed yet, if prompt logits are requested.
     pub(super) logits_from: Option<usize>,
     pub(super) hidden: bool,
+    /// Whether a step has all of it, or nothing.
+    pub(super) whole: bool,
     /// Prompt tokens that were in the cache at the first admission.
     pub(super) cached: Option<usize>,
 }
 
 impl Sequence {
-    pub(super) fn new(new: NewSequence, order: ScheduleOrder) -> Self {
+    pub(super) fn new(new: NewSequence, order: ScheduleOrder, whole: bool) -> Self {
         Self {
             order,
             state: State::Waiting,
@@ -112,6 +114,7 @@ impl Sequence {
             prompt_done: false,
             logits_from: new.prompt_logits.then_some(0),
             hidden: new.hidden,
+            whole,
             cached: None,
         }
     }
@@ -151,6 +154,17 @@ impl Sequence {
         self.tokens.len() + self.pending_tokens - self.computed
     }
 
+    /// Whether its next step computes a token behind its prompt, or the last one of that. A prompt of one token is such a
+    /// step, too, unless prompts are whole: those go by rank, so that a long one gets its step.
+    pub(super) fn is_decode(&self) -> bool {
+        self.uncomputed() == 1 && !self.whole
+    }
+
+    /// Whether its next step is one of its prompt.
+    pub(super) fn is_prefill(&self) -> bool {
+        self.uncomputed() > usize::from(!self.whole)
+    }
+
     /// Adds blocks until it has room for `tokens` tokens, in groups with a window only for the next one to be computed.
     /// Returns whether there were enough.
     pub(super) fn grow(&mut self, pool: &mut BlockPool, tokens: usize) -> bool {
@@ -165,6 +179,9 @@ impl Sequence {
 
     /// Most tokens that may come from the prefix cache.
     pub(super) fn max_cached(&self) -> usize {
+        if self.whole {
+            return 0;
+        }
         let first_row = match self.logits_from {
             Some(from) if self.wants_rows(from) => from,
             _ => usize::MAX,
@@ -185,15 +202,22 @@ impl Sequence {
         keys(&self.images, &self.tokens)
     }
 
-    /// Limits the next `tokens` tokens to those before an image that would be split.
-    pub(super) fn whole_images(&self, tokens: usize) -> usize {
+    /// Limits the next `tokens` tokens to those before an image that would be split, or to none of a prompt that would.
+    pub(super) fn unsplit(&self, tokens: usize) -> usize {
+        if self.whole && tokens < self.uncomputed() {
+            return 0;
+        }
         let images = self.images.as_ref();
         let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + tokens));
         cut.map_or(tokens, |image| image.start.saturating_sub(self.computed))
     }
 
-    /// Remaining tokens of the image with which its next step begins; 0: there is none.
-    pub(super) fn image_ahead(&self) -> usize {
+    /// Tokens that its next step has together: what is left of the image with which it begins, or a whole prompt; 0: each
+    /// may be the last.
+    pub(super) fn unsplit_ahead(&self) -> usize {
+        if self.whole {
+            return self.uncomputed();
+        }
         let images = self.images.as_ref();
         let cut = images.and_then(|images| image_cut_by(&images.spans, self.computed + 1));
         cut.map_or(0, |image| image.end - self.computed)

@@ -6,6 +6,7 @@ mod images;
 mod offloaded;
 mod priorities;
 mod states;
+mod whole_prompts;
 mod windows;
 
 use super::*;
@@ -25,6 +26,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_logit_rows: 6,
     context: 40,
     priority_step_credit: 50,
+    whole_prompts: false,
     state_checkpoint_interval: 8,
 };
 

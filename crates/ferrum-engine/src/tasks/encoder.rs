@@ -10,7 +10,7 @@ use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, load_encoder,
 };
-use ferrum_models::{LoadProgress, Pooling, WeightForm};
+use ferrum_models::{DenseLayers, LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -222,6 +222,8 @@ pub struct Encoder {
     inner: Box<dyn TextEncoder>,
     tokenizer: Arc<EncoderTokenizer>,
     pooling: Option<Pooling>,
+    /// What makes embeddings of pooled vectors.
+    dense: DenseLayers,
 }
 
 /// What a text became.
@@ -249,7 +251,7 @@ impl Embedded {
 /// Which outputs an encoder computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncoderWant {
-    /// A vector of each, as the layers give it: not normalised.
+    /// An embedding of each, not normalised.
     Vectors(Pooling),
     /// The logits of each.
     Logits,
@@ -294,7 +296,7 @@ impl TaskModel for Encoder {
         let inputs = tasks.iter().flat_map(|task| &task.inputs);
         let texts: Vec<_> = inputs.map(EncoderInput::as_text).collect();
         let found = match first.want {
-            EncoderWant::Vectors(pooling) => self.inner.embed(&texts, pooling)?,
+            EncoderWant::Vectors(pooling) => self.vectors(&texts, pooling)?,
             EncoderWant::Logits => self.inner.classify(&texts)?,
         };
         let mut found = found.into_iter();
@@ -324,6 +326,7 @@ impl Encoder {
             inner,
             tokenizer,
             pooling: model.pooling,
+            dense: model.dense.clone(),
         })
     }
 
@@ -339,7 +342,7 @@ impl Encoder {
 
     /// Elements of a vector.
     pub fn dimensions(&self) -> usize {
-        self.inner.spec().hidden_size
+        self.dense.dimensions(self.inner.spec().hidden_size)
     }
 
     /// Logits of a pair; 0 for a model that cannot score.
@@ -368,7 +371,7 @@ impl Encoder {
             .map(|text| self.tokenizer.text(text.as_ref(), most));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let views: Vec<_> = inputs.iter().map(EncoderInput::as_text).collect();
-        let vectors = self.inner.embed(&views, pooling)?;
+        let vectors = self.vectors(&views, pooling)?;
         let embedded = vectors
             .into_iter()
             .zip(inputs)
@@ -378,6 +381,12 @@ impl Encoder {
                 cut: input.is_cut(),
             });
         Ok(embedded.collect())
+    }
+
+    fn vectors(&mut self, texts: &[TextInput<'_>], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
+        let pooled = self.inner.embed(texts, pooling)?;
+        let vectors = pooled.into_iter().map(|vector| self.dense.apply(vector));
+        Ok(vectors.collect())
     }
 
     /// How well each document answers the query, from 0 to 1, and how many of the pairs were cut off.

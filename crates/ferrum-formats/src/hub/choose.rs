@@ -35,11 +35,21 @@ fn is_of_module(file: &str) -> bool {
     if file.starts_with("sentence_") && file.ends_with("_config.json") && !file.contains('/') {
         return true;
     }
-    file.strip_suffix("/config.json")
-        .and_then(|folder| folder.split_once('_'))
-        .is_some_and(|(number, name)| {
-            number.parse::<u8>().is_ok() && !name.is_empty() && !name.contains('/')
-        })
+    let folder = file.strip_suffix("/config.json");
+    folder.and_then(module_name).is_some()
+}
+
+/// Whether a file has the weights of a linear map behind pooling, as `2_Dense/model.safetensors`.
+fn is_of_dense(file: &str) -> bool {
+    let folder = file.strip_suffix("/model.safetensors");
+    folder.and_then(module_name) == Some("Dense")
+}
+
+/// What a module is whose folder is called so.
+fn module_name(folder: &str) -> Option<&str> {
+    let (number, name) = folder.split_once('_')?;
+    let is_one = number.parse::<u8>().is_ok() && !name.is_empty() && !name.contains('/');
+    is_one.then_some(name)
 }
 
 const SINGLE: &str = "model.safetensors";
@@ -134,17 +144,22 @@ impl Listing<'_> {
         FormatError::hub(&self.repo.to_string(), reason, hint)
     }
 
-    fn metadata_files(&self) -> Vec<String> {
+    /// What is fetched beside these weights.
+    fn metadata_files(&self, weights: &Weights) -> Vec<String> {
+        let dense = |file: &str| *weights != Weights::None && is_of_dense(file);
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
         let wanted = |file: &&String| {
-            METADATA_FILES.contains(&file.as_str()) || template(file) || is_of_module(file)
+            METADATA_FILES.contains(&file.as_str())
+                || template(file)
+                || is_of_module(file)
+                || dense(file)
         };
         self.files.iter().filter(wanted).cloned().collect()
     }
 
     fn folder(&self, weights: Weights, named: bool) -> SelectedFiles {
         SelectedFiles {
-            metadata_files: self.metadata_files(),
+            metadata_files: self.metadata_files(&weights),
             weights,
             named,
         }
@@ -454,6 +469,7 @@ mod tests {
                 "sentence_bert_config.json",
                 "1_Pooling/config.json",
                 "2_Dense/config.json",
+                "2_Dense/model.safetensors",
             ]
         );
         assert_eq!(choice.entry(), None);

@@ -1,5 +1,6 @@
 //! What an encoder is, and how its tensors are called, whatever kind of file it comes from.
 
+use crate::dense::DenseLayers;
 use crate::named::{Bias, WeightDtype};
 use crate::pooling::Pooling;
 use crate::spec::{Activation, RopeSpec};
@@ -95,6 +96,8 @@ pub struct EncoderModel {
     pub spec: EncoderSpec,
     /// How its folder says that it pools, by the mean where that says nothing; `None` for ways that are not known.
     pub pooling: Option<Pooling>,
+    /// What is applied to a pooled vector.
+    pub dense: DenseLayers,
     /// Tokens that sentence-transformers cuts texts off at, where it says so.
     pub max_seq_length: Option<usize>,
     /// In what type its matrices are kept on a device.

@@ -2,6 +2,7 @@
 
 use super::config::EncoderModel;
 use super::{gguf, hf};
+use crate::dense::DenseLayers;
 use crate::named::WeightDtype;
 use crate::pooling::{Pooling, StatedPooling};
 use ferrum_formats::ModelSource;
@@ -25,6 +26,7 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
         ModelSource::Gguf(file) => gguf::read(file)?,
     };
     Ok(EncoderModel {
+        dense: DenseLayers::of(&source, spec.hidden_size)?,
         spec,
         pooling: StatedPooling::of(&source)?.or(Pooling::Mean),
         max_seq_length: match &source {

@@ -54,13 +54,6 @@ pub(super) fn of_sizes(
     sizes: &HfSizes,
     defaults: &HfDefaults,
 ) -> Result<DecoderSpec> {
-    // Some models for embeddings let a token see those behind it.
-    for (field, other) in [("is_causal", false), ("use_bidirectional_attention", true)] {
-        if config.value(field) == Some(&other.into()) {
-            let expected = format!("{}: attention is causal here", !other);
-            return Err(config.field_error(field, expected).into());
-        }
-    }
     let (hidden_size, heads) = (sizes.hidden_size, sizes.heads);
     let head_dim = match config.usize("head_dim")?.or(defaults.head_dim) {
         Some(head_dim) => head_dim,
@@ -96,6 +89,56 @@ pub(super) fn of_sizes(
     })
 }
 
+/// Lets tokens see those behind them where a config, or the part of it about text, says so, as models for embeddings do.
+pub(super) fn see_both_ways_as_hf(config: &HfConfig, spec: &mut DecoderSpec) -> Result<()> {
+    for config in [config, &config.text_config()?] {
+        let field = "is_causal";
+        let says = config.value(field) == Some(&false.into());
+        if says && spec.is_causal() && !see_both_ways(spec) {
+            return Err(config.field_error(field, ONE_WAY).into());
+        }
+        // That of one family, which has read it; elsewhere it may be about images.
+        let field = "use_bidirectional_attention";
+        let other = config
+            .value(field)
+            .is_some_and(|found| !found.is_null() && *found != false && *found != "vision");
+        if other && spec.is_causal() {
+            let expected = "false, null or \"vision\": attention is causal in models of this kind";
+            return Err(config.field_error(field, expected).into());
+        }
+    }
+    Ok(())
+}
+
+/// The same, of a GGUF file.
+pub(super) fn see_both_ways_as_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
+    let field = format!("{}.attention.causal", gguf.architecture()?);
+    let says = gguf.value(&field) == Some(Value::Bool(false));
+    if says && spec.is_causal() && !see_both_ways(spec) {
+        let path = gguf.path().display();
+        return Err(Error::Model(format!(
+            "{path}: field \"{field}\": found false, expected {ONE_WAY}"
+        )));
+    }
+    Ok(())
+}
+
+/// What is expected of a model whose layers cannot [see both ways](see_both_ways).
+const ONE_WAY: &str =
+    "true: attention is causal where layers have windows, states, or latent or shared keys";
+
+/// Lets tokens see those behind them; false where a layer is of a kind that cannot.
+fn see_both_ways(spec: &mut DecoderSpec) -> bool {
+    let can = spec.layers.iter().all(|layer| match &layer.attention {
+        AttentionSpec::Gqa(gqa) => gqa.sliding_window.is_none() && gqa.shared_kv.is_none(),
+        AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => false,
+    });
+    if can {
+        each_gqa(spec, |_, gqa| gqa.causal = false);
+    }
+    can
+}
+
 /// Reads the common metadata of a GGUF file. Biases are there if their tensors are.
 pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let style = family
@@ -103,13 +146,6 @@ pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
         .map_or(RopeStyle::HalfSplit, |form| form.rope);
     let arch = gguf.architecture()?;
     let key = |name: &str| format!("{arch}.{name}");
-    let causal = key("attention.causal");
-    if matches!(gguf.value(&causal), Some(Value::Bool(false))) {
-        return Err(Error::Model(format!(
-            "{}: field \"{causal}\": found false, expected true: attention is causal here",
-            gguf.path().display()
-        )));
-    }
     let size = |name: &str| -> Result<usize> { Ok(gguf.require_u32(&key(name))? as usize) };
     let hidden_size = size("embedding_length")?;
     let heads = size("attention.head_count")?;
@@ -401,6 +437,7 @@ fn layer(
             head_dim,
             value_dim: head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
+            causal: true,
             sliding_window: None,
             chunked: false,
             rope: Some(0),

@@ -74,7 +74,7 @@ fn gemma2_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     Ok(spec)
 }
 
-fn gemma3_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
+pub(super) fn gemma3_from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     let config = &config.text_config()?;
     let pattern = match config.usize("sliding_window_pattern")? {
         Some(every) => Some(every),
@@ -152,7 +152,7 @@ fn gemma2_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     from_gguf(&FAMILY, gguf, (2, 46))
 }
 
-fn gemma3_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
+pub(super) fn gemma3_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = from_gguf(&GEMMA3, gguf, (6, 62))?;
     let theta = common::gguf_f32(gguf, "rope.freq_base_swa")?;
     two_ropes(&mut spec, theta.unwrap_or(10_000.0));

@@ -44,7 +44,6 @@ const SLIDING: &str = "sliding_attention";
 
 fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
     let config = &config.text_config()?;
-    check_supported(config)?;
     let defaults = HfDefaults {
         kv_heads: Some(4),
         head_dim: Some(256),
@@ -106,16 +105,6 @@ fn add_per_layer(spec: &mut DecoderSpec, dim: usize, vocab_size: usize) {
         dim,
         activation: Activation::GeluTanh,
     });
-}
-
-fn check_supported(config: &HfConfig) -> Result<()> {
-    let key = "use_bidirectional_attention";
-    let both_ways = config.value(key);
-    let both_ways = both_ways.is_some_and(|found| found.as_str() == Some("all"));
-    match both_ways {
-        true => Err(config.field_error(key, "null or \"vision\"").into()),
-        false => Ok(()),
-    }
 }
 
 /// Heads of layers that see all tokens: stated for each layer, or once for all of them.

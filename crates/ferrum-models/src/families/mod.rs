@@ -12,6 +12,7 @@ mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -113,6 +114,7 @@ pub static FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &gemma2::GEMMA3,
     &gemma2::GEMMA3_VISION,
+    &gemma_embedding::FAMILY,
     &gemma4::FAMILY,
     &phi::FAMILY,
     &phi3::FAMILY,
@@ -174,10 +176,15 @@ pub(crate) fn read_spec(
 ) -> Result<(&'static Family, DecoderSpec, &'static WeightNames)> {
     let family = family_for(source)?;
     match source {
-        ModelSource::Gguf(gguf) => Ok((family, (family.from_gguf)(gguf)?, family.gguf_names)),
+        ModelSource::Gguf(gguf) => {
+            let mut spec = (family.from_gguf)(gguf)?;
+            common::see_both_ways_as_gguf(gguf, &mut spec)?;
+            Ok((family, spec, family.gguf_names))
+        }
         ModelSource::Hf(folder) => {
             crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
+            common::see_both_ways_as_hf(&folder.config, &mut spec)?;
             let table = |names: &WeightNames| format!("{}.weight", names.embedding);
             let base = family.hf_base_names;
             let base = base.filter(|names| folder.tensors.get(&table(names)).is_some());

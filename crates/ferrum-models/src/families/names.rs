@@ -270,6 +270,14 @@ const GEMMA2: WeightNames = WeightNames {
     ..GEMMA
 };
 
+/// Hugging Face names of Gemma 3 in checkpoints of the layers alone.
+pub(super) static GEMMA3_BASE_NAMES: WeightNames = WeightNames {
+    embedding: "embed_tokens",
+    final_norm: "norm",
+    layer: "layers.{}",
+    ..GEMMA2
+};
+
 /// Hugging Face names of Gemma 3 in checkpoints that have its image tower, too.
 pub(super) static GEMMA3_VISION_NAMES: WeightNames = WeightNames {
     embedding: "language_model.model.embed_tokens",

@@ -164,7 +164,7 @@ pub(super) fn gqa_forward<B: BackendCollective>(
         head_dim: gqa.head_dim,
         value_dim: gqa.value_dim,
         scale: gqa.scale,
-        causal: true,
+        causal: gqa.causal,
         sliding_window: gqa.sliding_window,
         chunked: gqa.chunked,
         softcap: gqa.softcap,

@@ -33,7 +33,7 @@ pub(super) enum From {
         /// Which number of its row each number is; `None`: they keep their order.
         cols: Option<Vec<usize>>,
     },
-    /// Computed.
+    /// Computed, or of a file beside the model's. In f32.
     Values(Vec<f32>),
 }
 

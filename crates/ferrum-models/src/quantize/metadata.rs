@@ -2,6 +2,7 @@
 
 use super::hf_model::HfModel;
 use super::recipe::Recipe;
+use crate::dense::{DenseLayers, DenseMatrix};
 use crate::pooling::StatedPooling;
 use crate::spec::{
     AttentionSpec, ExpertRouting, FeedForwardSpec, GqaSpec, LinearAttentionSpec, MlaSpec, MoeSpec,
@@ -40,6 +41,7 @@ pub(super) fn write(
             rope(out, &model)?;
             windows(out, &model)?;
             pooling(out, &model, source)?;
+            dense(out, &model, source)?;
             tokenizer(out, &model)?;
         }
     }
@@ -352,6 +354,30 @@ fn pooling(out: &mut Writer, model: &HfModel<'_>, source: &ModelSource) -> Resul
     }
 }
 
+/// Sizes of the maps behind pooling, by the names that llama.cpp gives them, and that a token sees those behind it.
+fn dense(out: &mut Writer, model: &HfModel<'_>, source: &ModelSource) -> Result<()> {
+    if !model.spec.is_causal() {
+        set(out, model, "attention.causal", false)?;
+    }
+    let dense = DenseLayers::of(source, model.spec.hidden_size)?;
+    if dense == DenseLayers::default() {
+        return Ok(());
+    }
+    let Some(matrices) = dense.as_gguf().filter(|_| model.arch == "gemma-embedding") else {
+        return unsaid(
+            model,
+            "a module Dense, which sentence-transformers has behind this model,",
+            "none, or in EmbeddingGemma two without biases and functions at most",
+        );
+    };
+    for DenseMatrix { name, shape, .. } in matrices {
+        let (stem, [outputs, inputs]) = (name.trim_end_matches(".weight"), shape);
+        set(out, model, &format!("{stem}_feat_in"), size(inputs))?;
+        set(out, model, &format!("{stem}_feat_out"), size(outputs))?;
+    }
+    Ok(())
+}
+
 /// Refuses layers that differ where readers take all to be alike, or know by the architecture how they differ.
 fn check_layers(model: &HfModel<'_>, first: &GqaSpec) -> Result<()> {
     for (i, layer) in model.spec.layers.iter().enumerate() {
@@ -650,6 +676,11 @@ fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         .collect();
     let Some(window) = windows.iter().copied().flatten().next() else {
         return Ok(());
+    };
+    // Those that reach to both sides are said as all their tokens but the one that sees them.
+    let window = match model.spec.is_causal() {
+        true => window,
+        false => 2 * (window - 1),
     };
     set(out, model, "attention.sliding_window", size(window))?;
     if windows.iter().any(Option::is_none) {

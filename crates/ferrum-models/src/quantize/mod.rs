@@ -104,8 +104,13 @@ impl<'m> Plan<'m> {
             tensors: Vec::with_capacity(items.len()),
         };
         for item in items {
-            let quant_type =
-                recipe::tensor_type(&options.recipe, &properties, &item.name, &item.shape);
+            let quant_type = match item.from {
+                // They are few, and written as they were computed.
+                From::Values(_) => None,
+                From::Rows { .. } => {
+                    recipe::tensor_type(&options.recipe, &properties, &item.name, &item.shape)
+                }
+            };
             let planned = plan.tensor(item, quant_type)?;
             plan.tensors.push(planned);
         }

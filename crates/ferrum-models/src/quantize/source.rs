@@ -4,6 +4,7 @@ use super::hf_model::HfModel;
 use super::item::{Columns, From, Item, Part, number_type};
 use super::recipe::ModelProperties;
 use super::recurrent;
+use crate::dense::DenseLayers;
 use crate::families::GGUF_NAMES;
 use crate::inventory::{
     DecoderTensor, RowRuns, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape,
@@ -28,7 +29,18 @@ const OUTPUT: TensorId = TensorId {
 pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
     match source {
         ModelSource::Gguf(gguf) => Ok(gguf_items(gguf)),
-        ModelSource::Hf(folder) => hf_items(&HfModel::read(source, folder)?),
+        ModelSource::Hf(folder) => {
+            let model = HfModel::read(source, folder)?;
+            let mut items = hf_items(&model)?;
+            let dense = DenseLayers::of(source, model.spec.hidden_size)?;
+            for matrix in dense.as_gguf().into_iter().flatten() {
+                items.push(Item {
+                    shape: matrix.shape.to_vec(),
+                    ..Item::of_values(matrix.name.to_owned(), matrix.values.to_vec())
+                });
+            }
+            Ok(items)
+        }
     }
 }
 

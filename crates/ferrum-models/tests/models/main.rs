@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bidirectional;
 mod caches;
 mod captured;
 mod clip;

@@ -2,7 +2,8 @@
 
 use ferrum_formats::ModelSource;
 use ferrum_models::encoder::read_encoder;
-use ferrum_models::{Pooling, StatedPooling};
+use ferrum_models::{DenseLayers, Pooling, StatedPooling};
+use safetensors::{Dtype, tensor::TensorView};
 use std::path::Path;
 
 const TRANSFORMER: &str =
@@ -13,6 +14,7 @@ const NORMALIZE: &str =
 const LOGIT_SCORE: &str = r#"{"idx": 1, "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}"#;
 const DENSE: &str =
     r#"{"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}"#;
+const DENSE3: &str = r#"{"idx": 3, "path": "3_Dense", "type": "sentence_transformers.sentence_transformer.modules.dense.Dense"}"#;
 
 /// A copy of the fixture "bert" with nothing of sentence-transformers but these files.
 fn folder(files: &[(&str, String)]) -> (tempfile::TempDir, ModelSource) {
@@ -94,6 +96,7 @@ fn the_list_of_modules_comes_first() {
         "1_Pooling/config.json",
         r#"{"pooling_mode": "mean"}"#.to_owned(),
     );
+    let dense = ("2_Dense/config.json", "{}".to_owned());
     let known = Ok(StatedPooling::Known(Pooling::Cls));
     let other = |class: &str| Ok(StatedPooling::Other(format!("a module {class}")));
     let not_pooled = Ok(StatedPooling::NotPooled("a module LogitScore".into()));
@@ -101,15 +104,19 @@ fn the_list_of_modules_comes_first() {
         (&[TRANSFORMER, POOLING, NORMALIZE][..], known.clone()),
         (&[TRANSFORMER, POOLING], known),
         (&[TRANSFORMER], Ok(StatedPooling::Nothing)),
-        (&[TRANSFORMER, POOLING, DENSE], other("Dense")),
+        (
+            &[TRANSFORMER, POOLING, DENSE, NORMALIZE],
+            other("Dense with no model.safetensors"),
+        ),
+        (&[TRANSFORMER, POOLING, NORMALIZE, DENSE], other("Dense")),
+        (&[TRANSFORMER, DENSE, POOLING], other("Dense")),
         (&[TRANSFORMER, POOLING, POOLING], other("Pooling")),
         (&[TRANSFORMER, LOGIT_SCORE], not_pooled),
     ] {
-        let found = stated(&[modules(list), cls.clone(), mean.clone()]);
+        let found = stated(&[modules(list), cls.clone(), mean.clone(), dense.clone()]);
         assert_eq!(found, expected, "{list:?}");
     }
     // Without a list, the folder of a map tells that there is one.
-    let dense = ("2_Dense/config.json", "{}".to_owned());
     let found = stated(&[mean.clone(), dense]);
     assert_eq!(found, other("Dense"));
     let leads_out = POOLING.replace("\"pool\"", r#""../pool""#);
@@ -126,6 +133,111 @@ fn the_list_of_modules_comes_first() {
         let error = stated(&[("modules.json", list), mean.clone()]).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// A file of safetensors with these tensors.
+fn tensors(tensors: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
+    let views = tensors.iter().map(|(name, shape, values)| {
+        let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values));
+        (*name, view.unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+#[test]
+fn maps_behind_pooling_are_applied_in_order() {
+    // The fixture's states have 36 numbers; all of the first map's outputs read the first three.
+    let mut weight = [0f32; 2 * 36];
+    weight[..3].copy_from_slice(&[1.0, 2.0, -1.0]);
+    weight[36..39].copy_from_slice(&[0.0, -1.0, 0.5]);
+    let first = tensors(&[
+        ("linear.weight", &[2, 36], &weight),
+        ("linear.bias", &[2], &[0.5, -0.25]),
+    ]);
+    let second = tensors(&[("linear.weight", &[1, 2], &[3.0, -2.0])]);
+    let list = format!("[{}]", [TRANSFORMER, POOLING, DENSE, DENSE3].join(","));
+    let sizes = |inputs: usize, outputs: usize, rest: &str| {
+        format!(r#"{{"in_features": {inputs}, "out_features": {outputs}{rest}}}"#)
+    };
+    let plain = r#", "bias": false, "activation_function": "torch.nn.modules.linear.Identity""#;
+    let read = |configs: [String; 2]| {
+        let [one, two] = configs;
+        let (dir, _) = folder(&[
+            ("modules.json", list.clone()),
+            ("pool/config.json", "{}".into()),
+            ("2_Dense/config.json", one),
+            ("3_Dense/config.json", two),
+        ]);
+        for (name, file) in [("2_Dense", &first), ("3_Dense", &second)] {
+            std::fs::write(dir.path().join(name).join("model.safetensors"), file).unwrap();
+        }
+        let source = ModelSource::open(dir.path()).unwrap();
+        let words = |error: ferrum_types::Error| error.to_string();
+        let dense = DenseLayers::of(&source, 36).map_err(words)?;
+        Ok::<_, String>((StatedPooling::of(&source).map_err(words)?, dense))
+    };
+    let mut x = vec![0f32; 36];
+    x[..3].copy_from_slice(&[0.25, -0.5, 0.125]);
+    // 0.25 - 1 - 0.125 + 0.5, and 0.5 + 0.0625 - 0.25.
+    let (a, b) = (-0.375f32, 0.3125f32);
+    for (function, expected) in [
+        ("", 3.0 * a.tanh() - 2.0 * b.tanh()),
+        (
+            r#", "activation_function": "torch.nn.modules.activation.Tanh""#,
+            3.0 * a.tanh() - 2.0 * b.tanh(),
+        ),
+        (
+            r#", "activation_function": "torch.nn.modules.activation.ReLU""#,
+            -2.0 * b,
+        ),
+        (
+            r#", "activation_function": "torch.nn.modules.linear.Identity""#,
+            3.0 * a - 2.0 * b,
+        ),
+    ] {
+        let (stated, dense) = read([sizes(36, 2, function), sizes(2, 1, plain)]).unwrap();
+        assert_eq!(stated, StatedPooling::Known(Pooling::Mean));
+        assert_eq!(dense.dimensions(36), 1);
+        let found = dense.apply(x.clone());
+        assert!(
+            found.len() == 1 && (found[0] - expected).abs() < 1e-6,
+            "{function}: {found:?}"
+        );
+    }
+    for (one, two, expected) in [
+        (sizes(35, 2, ""), sizes(2, 1, plain), "in_features"),
+        (sizes(36, 2, ""), sizes(3, 1, plain), "in_features"),
+        (sizes(36, 0, ""), sizes(2, 1, plain), "out_features"),
+        (sizes(36, 1 << 40, ""), sizes(2, 1, plain), "out_features"),
+        (sizes(36, 3, ""), sizes(3, 1, plain), "linear.weight"),
+        (sizes(36, 2, ""), sizes(2, 1, ""), "linear.bias"),
+        ("[]".into(), sizes(2, 1, plain), "2_Dense"),
+    ] {
+        let error = read([one, two]).unwrap_err();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    // What is not known leaves all maps out, and says so.
+    for (field, value) in [
+        ("use_residual", "true"),
+        ("module_input_name", r#""token_embeddings""#),
+        ("module_output_name", r#""token_embeddings""#),
+        ("activation_function", r#""torch.nn.GELU""#),
+    ] {
+        let unknown = format!(r#", "{field}": {value}"#);
+        let (stated, dense) = read([sizes(36, 2, &unknown), sizes(2, 1, plain)]).unwrap();
+        let StatedPooling::Other(what) = stated else {
+            panic!("{field}: {stated:?}");
+        };
+        assert!(
+            what.starts_with(&format!("a module Dense with {field}")),
+            "{what}"
+        );
+        assert_eq!(dense, DenseLayers::default());
+    }
+    // Of a folder without modules there are none.
+    let (_dir, source) = folder(&[]);
+    let none = DenseLayers::of(&source, 36).unwrap();
+    assert_eq!(none, DenseLayers::default());
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! What configs mean where two readings are possible: that of `transformers`.
 
 use crate::support::{exact_cpu, fixtures, logits_in_chunks, open, runner_in};
-use ferrum_formats::{Gguf, ModelSource, gguf};
+use ferrum_formats::{Gguf, ModelSource, TensorDtype, TensorSource, gguf};
 use ferrum_kernels::KvF32;
 use ferrum_models::families::FAMILIES;
 use ferrum_models::{
     AttentionSpec, DecoderSpec, Dequantized, KvLayout, Model, ModelRunner, Moe, RopeScaling,
     RunnerConfig, load_weights, read_model,
 };
+use ferrum_types::{Dtype, GgufQuantType};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -23,6 +24,9 @@ fn changed(fixture: &str, change: impl Fn(&mut Value)) -> ferrum_types::Result<M
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     for file in std::fs::read_dir(from.join(fixture)).unwrap() {
         let file = file.unwrap();
+        if file.file_type().unwrap().is_dir() {
+            continue;
+        }
         std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
     }
     let path = dir.path().join("config.json");
@@ -32,33 +36,96 @@ fn changed(fixture: &str, change: impl Fn(&mut Value)) -> ferrum_types::Result<M
     read_model(ModelSource::open(dir.path()).unwrap())
 }
 
-/// Models for embeddings in which a token sees those behind it would give other vectors without a word.
+/// Models for embeddings let a token see those behind it. What cannot do that would give other vectors without a word.
 #[test]
-fn attention_that_is_not_causal_is_refused() {
-    for fixture in [
-        "llama2", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2",
+fn attention_that_is_not_causal_is_read_or_refused() {
+    for (fixture, can) in [
+        ("llama2", true),
+        ("qwen2", true),
+        ("qwen3", true),
+        ("gpt2", true),
+        ("mistral-window", false),
+        ("gemma2", false),
+        ("gemma3", false),
+        ("deepseek2", false),
+        ("qwen3-next", false),
     ] {
-        for (field, other) in [("is_causal", false), ("use_bidirectional_attention", true)] {
-            let found = changed(fixture, |c| c[field] = json!(other));
-            let error = found.err().map(|e| e.to_string()).unwrap_or_default();
-            assert!(error.contains(field), "{fixture}: {error:?}");
-            assert!(changed(fixture, |c| c[field] = json!(!other)).is_ok());
+        let field = "is_causal";
+        match changed(fixture, |c| c[field] = json!(false)) {
+            Ok(model) => assert!(can && !model.spec.is_causal(), "{fixture}"),
+            Err(e) => assert!(!can && e.to_string().contains(field), "{fixture}: {e}"),
         }
-        // As Gemma 4's text has it for images.
+        assert!(spec(fixture, |c| c[field] = json!(true)).is_causal());
+        // Of Gemma 3's layers alone.
+        let field = "use_bidirectional_attention";
+        let error = changed(fixture, |c| c[field] = json!(true)).err();
+        let error = error.map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(field), "{fixture}: {error:?}");
+        let error = changed(fixture, |c| c[field] = json!("all")).err();
         assert!(
-            changed(fixture, |c| c["use_bidirectional_attention"] =
-                json!("vision"))
-            .is_ok()
+            error.is_some_and(|e| e.to_string().contains(field)),
+            "{fixture}"
         );
+        // As Gemma 4's text has it for images.
+        for other in [json!("vision"), json!(false), json!(null)] {
+            assert!(spec(fixture, |c| c[field] = other.clone()).is_causal());
+        }
     }
-    for causal in [false, true] {
-        let mut head = gguf::Writer::new("x.gguf");
-        head.set("general.architecture", "llama").unwrap();
-        head.set("llama.attention.causal", causal).unwrap();
-        let file = head.start(Vec::new()).unwrap().finish().unwrap();
-        let source = ModelSource::Gguf(Gguf::from_vec("x.gguf", file).unwrap());
-        let error = read_model(source).err().unwrap().to_string();
-        assert_eq!(!causal, error.contains("attention.causal"), "{error}");
+    // The part about text, beside one about images.
+    for (field, value) in [
+        ("is_causal", json!(false)),
+        ("use_bidirectional_attention", json!(true)),
+        ("use_bidirectional_attention", json!("all")),
+    ] {
+        for fixture in ["../vision/gemma3", "gemma4"] {
+            let error = changed(fixture, |c| match c.get_mut("text_config") {
+                Some(text) => text[field] = value.clone(),
+                None => c[field] = value.clone(),
+            });
+            let error = error.err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(field), "{fixture}: {error:?}");
+        }
+    }
+    let layers = "../encoders/gemma-embedding";
+    assert_eq!(
+        windows(&spec(layers, |_| ()))[4..],
+        [Some(4), None, Some(4)]
+    );
+    let error = changed(layers, |c| c["use_bidirectional_attention"] = json!(false));
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("use_bidirectional_attention"), "{error}");
+}
+
+#[test]
+fn a_gguf_file_says_whether_attention_is_causal() {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    for (fixture, can) in [("qwen3", true), ("gemma3", false)] {
+        for causal in [true, false] {
+            let old = Gguf::open(from.join(fixture).join("model.gguf")).unwrap();
+            let mut head = gguf::Writer::new("x.gguf");
+            for (key, value) in old.metadata() {
+                head.set(key, value).unwrap();
+            }
+            let field = format!("{}.attention.causal", old.architecture().unwrap());
+            head.set(&field, causal).unwrap();
+            let infos: Vec<_> = old.infos().collect();
+            for info in &infos {
+                assert_eq!(info.dtype, TensorDtype::Plain(Dtype::F32));
+                let kind = GgufQuantType::F32;
+                head.declare(&info.name, &info.shape, kind).unwrap();
+            }
+            let mut file = head.start(Vec::new()).unwrap();
+            for info in &infos {
+                let bytes = old.require(&info.name).unwrap().bytes;
+                file.push(&info.name, bytes).unwrap();
+            }
+            let file = file.finish().unwrap();
+            let source = ModelSource::Gguf(Gguf::from_vec("x.gguf", file).unwrap());
+            match read_model(source) {
+                Ok(model) => assert_eq!((can || causal, causal), (true, model.spec.is_causal())),
+                Err(e) => assert!(!can && !causal && e.to_string().contains(&field), "{e}"),
+            }
+        }
     }
 }
 

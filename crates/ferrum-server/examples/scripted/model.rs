@@ -134,10 +134,11 @@ pub(crate) fn load(
         context,
         vision: None,
         vocab_size,
-        has_head: true,
+        generates: true,
         stop_tokens: tokenizer.eos_ids().to_vec(),
         pooling: None,
-        hidden_size,
+        dense: Default::default(),
+        embedding_size: hidden_size,
         sampling: SamplingParams::default(),
         tokenizer,
     };

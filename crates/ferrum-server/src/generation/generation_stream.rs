@@ -131,10 +131,10 @@ struct Times {
     ended: bool,
 }
 
-/// 400 about a model of layers alone.
-fn without_head(model: &str) -> ApiError {
+/// 400 about a model that generates no text.
+fn for_embeddings(model: &str) -> ApiError {
     ApiError::wrong_model(format!(
-        "model: {model:?} has no output projection (lm_head.weight) and generates no text; use /v1/embeddings"
+        "model: {model:?} is for embeddings and generates no text; use /v1/embeddings"
     ))
 }
 
@@ -143,7 +143,7 @@ impl GenerationStream {
     /// field `param`.
     ///
     /// # Errors
-    /// 400 where the model has no output projection and text is wanted; what the engine says of a request.
+    /// 400 where the model generates no text and text is wanted; what the engine says of a request.
     pub(crate) fn begin(
         lease: &Lease,
         param: &str,
@@ -156,8 +156,8 @@ impl GenerationStream {
         let (mut streams, mut prompts, mut slots) = (Vec::new(), Vec::new(), Vec::new());
         let mut time = None;
         for request in requests {
-            if request.pooling.is_none() && !lease.served.has_head {
-                return Err(without_head(&lease.requested.name));
+            if request.pooling.is_none() && !lease.served.generates {
+                return Err(for_embeddings(&lease.requested.name));
             }
             prompts.push(Prompt {
                 tokens: request.prompt.len(),

@@ -7,7 +7,7 @@ use crate::models::vision::ServedVision;
 use crate::output::CallFormat;
 use crate::prompt::special_token_escape::{self, SpecialTokenEscaper};
 use crate::prompt::template_limits::TemplateLimits;
-use ferrum_engine::engine::Pooling;
+use ferrum_engine::engine::{DenseLayers, Pooling};
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
@@ -36,15 +36,17 @@ pub struct ServedModel {
     pub vision: Option<ServedVision>,
     /// Number of logits.
     pub vocab_size: usize,
-    /// Whether it has an output projection. One without gives embeddings alone.
-    pub has_head: bool,
+    /// Whether it generates text. Others make embeddings alone.
+    pub generates: bool,
     /// Tokens at which an answer ends.
     pub stop_tokens: Vec<TokenId>,
     /// How states of a text become its embedding; `None` where the model's files ask for a way that is
     /// not known here.
     pub pooling: Option<Pooling>,
+    /// What makes embeddings of pooled states.
+    pub dense: DenseLayers,
     /// Elements of an embedding.
-    pub hidden_size: usize,
+    pub embedding_size: usize,
     /// What holds where a request says nothing: what the model recommends, and neutral values.
     pub sampling: SamplingParams,
 }

@@ -22,7 +22,7 @@ pub struct ServedEncoder {
     /// here.
     pub pooling: Option<Pooling>,
     /// Elements of an embedding.
-    pub hidden_size: usize,
+    pub embedding_size: usize,
     /// Logits of a pair of texts; 0: it has no classifier, 1: it is a reranker.
     pub labels: usize,
 }

@@ -35,10 +35,11 @@ pub(crate) fn demo() -> LoadedModel {
         context: 64,
         vision: None,
         vocab_size: model.spec.vocab_size,
-        has_head: true,
+        generates: true,
         stop_tokens: Vec::new(),
         pooling: Some(Default::default()),
-        hidden_size: model.spec.hidden_size,
+        dense: Default::default(),
+        embedding_size: model.spec.hidden_size,
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,
     };

@@ -83,8 +83,8 @@ async fn vectors(app: &App, job: &Job) -> Result<(Vec<Box<RawValue>>, usize), Ap
 fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
     let fields: request::Embeddings = body.part()?;
     let most = match lease {
-        AnyLease::Decoder(lease) => lease.served.hidden_size,
-        AnyLease::Encoder(lease) => lease.hidden_size,
+        AnyLease::Decoder(lease) => lease.served.embedding_size,
+        AnyLease::Encoder(lease) => lease.embedding_size,
         other @ AnyLease::Transcriber(_) => return Err(other.refusal()),
     };
     let dimensions = match fields.dimensions {

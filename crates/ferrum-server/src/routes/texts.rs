@@ -126,7 +126,7 @@ impl Texts {
                     GenerationEvent::Failed(error) => return Err(error),
                     GenerationEvent::Done(usage) => tokens += usage.prompt_tokens,
                     GenerationEvent::Embedding(index, states) => {
-                        each(part * AT_A_TIME + index, states)?
+                        each(part * AT_A_TIME + index, lease.served.dense.apply(states))?
                     }
                     GenerationEvent::PromptLogprobs(..) | GenerationEvent::TextChunk(_) => {}
                 }

@@ -2,8 +2,12 @@
 
 use super::{Running, demo_model, load};
 use ferrum_engine::EngineConfig;
+use ferrum_formats::ModelSource;
+use ferrum_formats::tokenizer::Tokenizer;
+use ferrum_models::read_model;
 use ferrum_server::{LoadedModel, ServerConfig};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 const PATH: &str = "/v1/embeddings";
@@ -137,7 +141,7 @@ fn a_model_without_a_head_generates_nothing() {
         let (model, text) = demo_model();
         let mut loaded = load(model, text, (EngineConfig::default(), 4), |runner| runner);
         if let LoadedModel::Decoder(_, served) = &mut loaded {
-            served.has_head = false;
+            served.generates = false;
         }
         Ok(loaded)
     };
@@ -165,6 +169,51 @@ fn a_model_without_a_head_generates_nothing() {
     }
     let answer = server.ask(PATH, &json!({"input": "Once"}));
     assert_eq!(vectors(&answer).len(), 1);
+}
+
+/// EmbeddingGemma: each text is computed in one step, and two maps are behind pooling.
+#[test]
+fn a_model_whose_tokens_see_those_behind_them_makes_embeddings_alone() {
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/encoders/gemma-embedding");
+    let expected = std::fs::read(folder.join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    let loader = move |_: &str| {
+        let model = read_model(ModelSource::open(&folder).unwrap()).unwrap();
+        let tokenizer = Tokenizer::from_hf_dir(&folder).unwrap();
+        let config = EngineConfig::default();
+        Ok(load(model, (tokenizer, None), (config, 4), |runner| runner))
+    };
+    let server = Running::models(&["gemma"], Arc::new(loader), 1, ServerConfig::default());
+    let cases = expected["texts"].as_array().unwrap();
+    let texts: Vec<_> = cases.iter().map(|case| case["text"].clone()).collect();
+    // Twice, so that prefixes are known, and more tokens than a step takes.
+    for _ in 0..2 {
+        let twice = [&texts[..], &texts].concat();
+        let found = vectors(&server.ask(PATH, &json!({"input": twice})));
+        assert_eq!(found.len(), 2 * cases.len());
+        for (found, case) in found.iter().zip(cases.iter().chain(cases)) {
+            let wanted: Vec<f32> = serde_json::from_value(case["embedding"].clone()).unwrap();
+            assert_eq!(found.len(), wanted.len());
+            let like: f32 = found.iter().zip(&wanted).map(|(a, b)| a * b).sum();
+            let like = like / length(&wanted);
+            assert!((like - 1.0).abs() < 1e-5, "{}: {like}", case["text"]);
+        }
+    }
+    for (path, body, expected) in [
+        (PATH, json!({"input": "the cat ".repeat(60)}), "tokens"),
+        (PATH, json!({"input": "a", "dimensions": 21}), "dimensions"),
+        (
+            "/v1/completions",
+            json!({"prompt": "a"}),
+            "use /v1/embeddings",
+        ),
+    ] {
+        let reply = server.post(path, &body);
+        let status = reply.status;
+        let text = reply.text();
+        assert!(status == 400 && text.contains(expected), "{status}: {text}");
+    }
 }
 
 #[test]

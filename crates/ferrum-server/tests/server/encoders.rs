@@ -33,7 +33,7 @@ fn load_encoder(name: &str) -> LoadedModel {
     let device = BackendDispatch::from_kind(BackendKind::Cpu, options).unwrap();
     let encoder = Encoder::load(&device, &model, tokenizer, &mut |_, _| ()).unwrap();
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
-    let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
+    let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
     let config = TaskConfig {
         max_waiting: 16,
         stall_after: PATIENCE,
@@ -44,7 +44,7 @@ fn load_encoder(name: &str) -> LoadedModel {
         engine: engine.handle(),
         tokenizer,
         pooling,
-        hidden_size,
+        embedding_size,
         labels,
     };
     LoadedModel::Encoder(engine, model)

@@ -29,7 +29,6 @@ mod traces;
 mod transport;
 mod vision;
 
-use ferrum_engine::engine::Pooling;
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, EngineHandle, KvDtype,
     StepRunner,
@@ -37,7 +36,7 @@ use ferrum_engine::{
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_models::{KvLayout, Model, RunnerConfig, read_model};
+use ferrum_models::{DenseLayers, KvLayout, Model, RunnerConfig, StatedPooling, read_model};
 use ferrum_server::{LoadedModel, ModelLoader, ServedModel, Server, ServerConfig, ShutdownError};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -103,6 +102,8 @@ fn load(
         .unwrap();
     let runner = wrap(session.into_runner());
     let engine = Engine::start(runner, Some(Arc::clone(&tokenizer)), engine).unwrap();
+    let pooling = StatedPooling::of(&model.source).unwrap();
+    let dense = DenseLayers::of(&model.source, model.spec.hidden_size).unwrap();
     let model = ServedModel {
         open_schemas: false,
         engine: engine.handle(),
@@ -111,9 +112,10 @@ fn load(
         context: CONTEXT,
         vision: None,
         vocab_size: model.spec.vocab_size,
-        has_head: true,
-        pooling: Some(Pooling::Last),
-        hidden_size: model.spec.hidden_size,
+        generates: model.generates(),
+        pooling: pooling.or(model.usual_pooling()),
+        embedding_size: dense.dimensions(model.spec.hidden_size),
+        dense,
         stop_tokens: tokenizer.eos_ids().to_vec(),
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,

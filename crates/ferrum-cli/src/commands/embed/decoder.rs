@@ -1,4 +1,4 @@
-//! Vectors of models that generate text, such as Qwen3-Embedding: the states after the final norm, which an engine computes
+//! Vectors of decoders, such as Qwen3-Embedding and EmbeddingGemma: the states after the final norm, which an engine computes
 //! for many texts in a step, as `/v1/embeddings` does.
 
 use crate::args::{DtypeArg, EmbedArgs};
@@ -12,7 +12,9 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::EncodeOptions;
-use ferrum_models::{KvLayout, Model, Pooling, RunnerConfig, StatedPooling, read_model};
+use ferrum_models::{
+    DenseLayers, KvLayout, Model, Pooling, RunnerConfig, StatedPooling, read_model,
+};
 use ferrum_types::TokenId;
 use std::collections::VecDeque;
 
@@ -25,17 +27,24 @@ const MAX_STATES: usize = 4;
 /// Tokens of a block of the KV pool.
 const BLOCK_SIZE: usize = 32;
 
-/// A model that generates text, understood but not loaded.
+/// A decoder, understood but not loaded.
 pub(super) struct Decoder {
     model: Model,
     pooling: Option<Pooling>,
+    /// What makes embeddings of pooled states.
+    dense: DenseLayers,
 }
 
 impl Decoder {
     pub(super) fn read(source: ModelSource) -> Outcome<Self> {
         let model = read_model(source)?;
-        let pooling = StatedPooling::of(&model.source)?.or(Pooling::Last);
-        Ok(Self { model, pooling })
+        let pooling = StatedPooling::of(&model.source)?.or(model.usual_pooling());
+        let dense = DenseLayers::of(&model.source, model.spec.hidden_size)?;
+        Ok(Self {
+            model,
+            pooling,
+            dense,
+        })
     }
 
     /// How its files say that states are pooled; `None` for ways that are not known.
@@ -45,7 +54,7 @@ impl Decoder {
 
     /// Elements of a vector.
     pub(super) fn dimensions(&self) -> usize {
-        self.model.spec.hidden_size
+        self.dense.dimensions(self.model.spec.hidden_size)
     }
 
     /// A vector of each text, at its own length, and what writes the packed weights, if they are to be kept.
@@ -57,7 +66,7 @@ impl Decoder {
     ) -> Outcome<(Vec<Embedded>, Option<CacheWriter>)> {
         if args.dtype.dtype != DtypeArg::Auto {
             return Err(Failure::new(
-                "--dtype is for text encoders, and this model generates text: its weights stay as they are stored",
+                "--dtype is for text encoders, and this model is a decoder: its weights stay as they are stored",
             ));
         }
         let prompts = self.prompts(texts)?;
@@ -84,7 +93,7 @@ impl Decoder {
             let number = embedded.len() + 1;
             let failed = |e: EngineError| Failure::new(format!("text {number}: {e}"));
             embedded.push(Embedded {
-                vector: events.and_then(vector).map_err(failed)?,
+                vector: self.dense.apply(events.and_then(vector).map_err(failed)?),
                 tokens,
                 cut: false,
             });
@@ -122,7 +131,15 @@ impl Decoder {
             .state_slots(&self.model.spec)
             .is_some();
         let max_seqs = if has_states { MAX_STATES } else { MAX_SEQS };
-        let sizes = sizes(prompts, max_seqs, placement.step_tokens());
+        let step_tokens = match self.model.spec.is_causal() {
+            true => placement.step_tokens(),
+            // Each is computed in one step.
+            false => {
+                let longest = prompts.iter().map(Vec::len).max();
+                placement.step_tokens().max(longest.unwrap_or(0))
+            }
+        };
+        let sizes = sizes(prompts, max_seqs, step_tokens);
         let sizes = (sizes, KvDtype::for_model(&self.model));
         let loaded = load_model::load_on(&placement, &args.weights, &self.model, sizes, None)?;
         let runner = loaded.session.into_runner();

@@ -5,7 +5,7 @@ use crate::commands::{embed, generation, images, transcribe};
 use crate::failure::{Failure, Outcome};
 use crate::load_model::Loaded;
 use crate::{hub, load_model};
-use ferrum_engine::engine::{Clock, Pooling};
+use ferrum_engine::engine::Clock;
 use ferrum_engine::vision::{ImagePrompt, VisionTower};
 use ferrum_engine::{
     CacheWriter, DraftHeadLoad, DraftRunner, Engine, EngineConfig, EngineOffload, KvDtype,
@@ -17,7 +17,8 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::read_encoder;
 use ferrum_models::whisper::read_whisper;
 use ferrum_models::{
-    DraftHead, KvLayout, Model, ModelKind, RunnerConfig, StatedPooling, read_eagle3, read_mtp,
+    DenseLayers, DraftHead, KvLayout, Model, ModelKind, RunnerConfig, StatedPooling, read_eagle3,
+    read_mtp,
 };
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
@@ -34,6 +35,9 @@ const BLOCK_SIZE: usize = 32;
 
 /// Rows of logits of a step, at least; those of a prompt whose log-probabilities are wanted.
 const LOGIT_ROWS: usize = 64;
+
+/// Tokens of the longest text of a model that computes each in one step; memory for a step grows with it.
+const MAX_WHOLE_TEXT: usize = 8192;
 
 /// What the demo model, which is no file, is called.
 const DEMO_NAME: &str = "ferrum-demo";
@@ -261,6 +265,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
     let tokenizer = Arc::new(load_model::tokenizer_of(&model)?);
     let template = load_model::template_of(&model, &tokenizer)?;
     let sampling = sampling(&model)?;
+    let dense = DenseLayers::of(&model.source, model.spec.hidden_size)?;
     let (runners, context, vision) = load(args, &model, &tokenizer, (writing, places))?;
     let settings = EngineConfig {
         max_waiting: args.max_waiting as usize,
@@ -283,9 +288,10 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         open_schemas: args.open_schemas,
         context,
         vocab_size: model.spec.vocab_size,
-        has_head: model.has_head(),
-        pooling: StatedPooling::of(&model.source)?.or(Pooling::Last),
-        hidden_size: model.spec.hidden_size,
+        generates: model.generates(),
+        pooling: StatedPooling::of(&model.source)?.or(model.usual_pooling()),
+        embedding_size: dense.dimensions(model.spec.hidden_size),
+        dense,
         stop_tokens: generation::stop_tokens(&model, &tokenizer),
         sampling,
         tokenizer,
@@ -318,6 +324,7 @@ fn load(
     (writing, places): (&Writing, u64),
 ) -> Outcome<(Runners, usize, Option<ServedVision>)> {
     let kv = load_model::kv_dtype(model, &args.cache);
+    check_draft_flags(args, model)?;
     let device = load_model::placement(&args.device, model)?;
     let drafts = drafts(args, model)?;
     let mut draft = match &drafts {
@@ -374,6 +381,20 @@ fn check_encoder_flags(args: &ServeArgs) -> Outcome {
     }
 }
 
+/// Refuses drafts for a model that makes embeddings alone.
+fn check_draft_flags(args: &ServeArgs, model: &Model) -> Outcome {
+    let flags = [
+        ("--draft-model", args.draft_model.is_some()),
+        ("--draft-mtp", args.draft_mtp),
+    ];
+    match flags.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) if !model.spec.is_causal() => Err(Failure::new(format!(
+            "{flag} is for models that generate text, this one makes embeddings alone"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Loads a model that writes what is said, and starts its engine.
 fn start_speech(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> {
     check_encoder_flags(args)?;
@@ -404,13 +425,13 @@ fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> 
     model.dtype = args.dtype.into();
     let encoder = embed::load(&model, &args.device.device, &mut |_, _| ())?;
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
-    let (hidden_size, labels) = (encoder.dimensions(), encoder.labels());
+    let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
     let engine = TaskEngine::start(encoder, task_config(args))?;
     let served = ServedEncoder {
         engine: engine.handle(),
         tokenizer,
         pooling,
-        hidden_size,
+        embedding_size,
         labels,
     };
     Ok(LoadedModel::Encoder(engine, served))
@@ -441,7 +462,11 @@ fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
     let source = load_model::source(path, &hub)?;
     Ok(match ModelKind::of(&source) {
         Some(ModelKind::DraftHead) => Drafts::Head(Box::new(read_eagle3(source, model)?)),
-        _ => Drafts::Model(Box::new(load_model::generator(source)?)),
+        _ => {
+            let draft = load_model::generator(source)?;
+            load_model::check_causal(&draft)?;
+            Drafts::Model(Box::new(draft))
+        }
     })
 }
 
@@ -516,11 +541,20 @@ fn sizes(
     let drafter = args.draft_model.is_some() || args.draft_mtp;
     let drafted = if drafter { args.draft_tokens } else { 0 };
     let drafts = usize::from(drafted.max(args.lookup_tokens));
+    let step_tokens = device.step_tokens().max(max_seqs);
+    // A text is computed in one step where its tokens see those behind them.
+    let (context, step_tokens) = match model.spec.is_causal() {
+        true => (context, step_tokens),
+        false => {
+            let context = context.min(MAX_WHOLE_TEXT.max(step_tokens));
+            (context, step_tokens.max(context))
+        }
+    };
     let config = RunnerConfig {
         context,
         max_seqs,
         // Long prompts come in chunks of it, between which others go on.
-        max_tokens: device.step_tokens().max(max_seqs),
+        max_tokens: step_tokens,
         // A row for the token that a step gives anyway, and one for each draft.
         max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + drafts)),
         kv_tokens: context.saturating_mul(max_seqs),
