@@ -144,6 +144,23 @@ fn images_and_texts_have_the_vectors_of_transformers() {
     }
 }
 
+/// Decoders whose tokens see those behind them, with windows and without.
+#[test]
+fn texts_seen_both_ways_have_the_vectors_of_transformers() {
+    use support::bidirectional::{GEMMA, QWEN, difference};
+    let Some(device) = device::<f32>() else {
+        return;
+    };
+    for name in [GEMMA, QWEN] {
+        let found = difference(&device, name);
+        assert!(found <= 2e-5, "{name}: {found}");
+        // Activations of 16 bits.
+        let half = CudaBackend::<bf16>::open(0).unwrap();
+        let found = difference(&half, name);
+        assert!(found <= 0.1 && found > 1e-4, "{name} in bf16: {found}");
+    }
+}
+
 /// Weights as they are in their files, with activations of 8 bits: near the logits of the dequantised ones.
 #[test]
 fn quantised_models_stay_near_dequantised_ones() {

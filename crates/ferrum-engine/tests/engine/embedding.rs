@@ -5,7 +5,9 @@ use crate::{Answered, collect, demo, encode, greedy};
 use ferrum_engine::engine::Pooling;
 use ferrum_engine::{Engine, EngineConfig, EngineError, FinishReason, Request, StepRunner};
 use ferrum_formats::{ModelSource, Safetensors, TensorSource};
-use ferrum_models::{LogitRows, RunnerConfig, SeqStep, StepBatch, StepOutput, read_model};
+use ferrum_models::{
+    AttentionSpec, LogitRows, RunnerConfig, SeqStep, StepBatch, StepOutput, read_model,
+};
 use ferrum_types::{BlockId, TokenId};
 use std::path::Path;
 
@@ -191,5 +193,53 @@ fn nothing_else_may_be_wanted_with_it() {
             ),
             "{refused}"
         );
+    }
+}
+
+/// Each text is computed in one step, whatever else waits, and nothing is generated.
+#[test]
+fn texts_whose_tokens_see_those_behind_them_are_computed_whole() {
+    let mut model = demo();
+    for layer in &mut model.spec.layers {
+        if let AttentionSpec::Gqa(gqa) = &mut layer.attention {
+            gqa.causal = false;
+        }
+    }
+    let longest = texts().iter().map(Vec::len).max().unwrap();
+    let roomy = RunnerConfig {
+        max_tokens: longest,
+        ..ROOMY
+    };
+    let tight = RunnerConfig {
+        kv_tokens: longest.next_multiple_of(16) + 16,
+        ..roomy
+    };
+    let mut alone = session(&model, roomy).into_runner();
+    let expected: Vec<_> = texts()
+        .iter()
+        .map(|tokens| pooled(&states(&mut *alone, tokens), Pooling::Mean))
+        .collect();
+    for config in [roomy, tight] {
+        let engine = start(&model, config, EngineConfig::default());
+        for _ in 0..2 {
+            let submit = |tokens: Vec<_>| engine.handle().submit(wanted(&tokens, Pooling::Mean));
+            let streams: Vec<_> = texts().into_iter().map(submit).collect();
+            for (stream, expected) in streams.into_iter().zip(&expected) {
+                let answered = collect(stream.unwrap());
+                assert_eq!(answered.usage.as_ref().unwrap().cached_tokens, 0);
+                assert_eq!(vector(answered), *expected);
+            }
+        }
+        let refused = engine.handle().submit(greedy(&[1, 2], 3)).unwrap_err();
+        assert!(
+            refused.to_string().contains("embeddings alone"),
+            "{refused}"
+        );
+        let long = wanted(&vec![1; longest + 1], Pooling::Mean);
+        let refused = engine.handle().submit(long).unwrap_err();
+        let EngineError::ContextOverflow { capacity, .. } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(capacity, longest);
     }
 }

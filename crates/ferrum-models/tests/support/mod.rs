@@ -1,6 +1,7 @@
 //! What the model tests share: fixtures and small drivers of a runner.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod bidirectional;
 pub(crate) mod clip;
 pub(crate) mod group;
 pub(crate) mod naive;
