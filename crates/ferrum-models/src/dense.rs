@@ -104,9 +104,13 @@ impl DenseLayers {
                     if found != inputs || !(1..=MAX_FEATURES).contains(&outputs) {
                         return Err(of_wrong_size(gguf.path(), name, inputs));
                     }
+                    let bias = name.replace(".weight", ".bias");
                     layers.push(DenseLayer {
                         weight: to_f32(gguf, &view)?,
-                        bias: Vec::new(),
+                        bias: match gguf.get(&bias) {
+                            Some(_) => to_f32(gguf, &require(gguf, &bias, &[outputs])?)?,
+                            None => Vec::new(),
+                        },
                         inputs,
                         activation: DenseActivation::Identity,
                     });

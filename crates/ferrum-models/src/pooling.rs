@@ -106,6 +106,9 @@ impl Pooling {
     }
 }
 
+/// Most linear maps behind pooling: known models have two.
+const MAX_MAPS: usize = 8;
+
 /// What sentence-transformers does behind a model.
 pub(crate) struct Modules {
     /// How states are pooled.
@@ -147,7 +150,10 @@ pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
             }
             Some("Dense") if stated != StatedPooling::Nothing && !normalized => {
                 let folder = folder_of(folder, &module)?;
-                let unknown = dense::unknown_in(&folder)?;
+                let unknown = match maps.len() < MAX_MAPS {
+                    true => dense::unknown_in(&folder)?,
+                    false => Some(format!("{MAX_MAPS} before it")),
+                };
                 other = other.or(unknown.map(|what| format!("a module Dense with {what}")));
                 maps.push(folder);
             }

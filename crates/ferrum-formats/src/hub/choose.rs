@@ -39,10 +39,12 @@ fn is_of_module(file: &str) -> bool {
     folder.and_then(module_name).is_some()
 }
 
-/// Whether a file has the weights of a linear map behind pooling, as `2_Dense/model.safetensors`.
+/// Whether a file has the weights of a linear map behind pooling, as `2_Dense/model.safetensors` or, where a model has maps to
+/// several sizes, `2_Dense_1024/model.safetensors`.
 fn is_of_dense(file: &str) -> bool {
     let folder = file.strip_suffix("/model.safetensors");
-    folder.and_then(module_name) == Some("Dense")
+    let name = folder.and_then(module_name).unwrap_or_default();
+    name == "Dense" || name.starts_with("Dense_")
 }
 
 /// What a module is whose folder is called so.
@@ -446,6 +448,8 @@ mod tests {
             "1_Pooling/config.json",
             "2_Dense/config.json",
             "2_Dense/model.safetensors",
+            "2_Dense_1024/model.safetensors",
+            "0_Transformer/model.safetensors",
             "1_Pooling/x/config.json",
             "openvino/config.json",
             "original/consolidated.pth",
@@ -470,6 +474,7 @@ mod tests {
                 "1_Pooling/config.json",
                 "2_Dense/config.json",
                 "2_Dense/model.safetensors",
+                "2_Dense_1024/model.safetensors",
             ]
         );
         assert_eq!(choice.entry(), None);

@@ -60,6 +60,12 @@ pub fn read_eagle3(source: ModelSource, target: &Model) -> Result<DraftHead> {
     };
     let mut spec = (llama.from_hf)(config)?;
     let wrong = |field: &str, expected: String| Err(config.field_error(field, expected).into());
+    if config.value("is_causal") == Some(&false.into()) {
+        return wrong(
+            "is_causal",
+            "true: a head drafts one token after the other".into(),
+        );
+    }
     if spec.layers.len() != 1 {
         return wrong("num_hidden_layers", "1".into());
     }

@@ -36,7 +36,7 @@ impl<'m> HfModel<'m> {
         if families::lacks_head(folder, names) {
             return Err(Error::Model(format!(
                 "{path}: the checkpoint has no {}.weight, and a GGUF file without one means that the embeddings are tied\nhint: take the \
-                 checkpoint that generates text",
+                 checkpoint that has one",
                 names.lm_head
             )));
         }

@@ -680,6 +680,8 @@ fn windows(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     // Those that reach to both sides are said as all their tokens but the one that sees them.
     let window = match model.spec.is_causal() {
         true => window,
+        // 0 would mean that there is none.
+        false if window == 1 => return unsaid(model, "a window of one token", "a longer one"),
         false => 2 * (window - 1),
     };
     set(out, model, "attention.sliding_window", size(window))?;

@@ -234,6 +234,18 @@ fn maps_behind_pooling_are_applied_in_order() {
         );
         assert_eq!(dense, DenseLayers::default());
     }
+    // A list may name the same folder as often as it likes.
+    let many = [&[TRANSFORMER, POOLING][..], &[DENSE; 9]].concat();
+    let (dir, _) = folder(&[
+        ("modules.json", format!("[{}]", many.join(","))),
+        ("pool/config.json", "{}".into()),
+        ("2_Dense/config.json", "{}".into()),
+    ]);
+    std::fs::write(dir.path().join("2_Dense/model.safetensors"), &first).unwrap();
+    let source = ModelSource::open(dir.path()).unwrap();
+    let stated = StatedPooling::of(&source).unwrap();
+    let what = "a module Dense with 8 before it";
+    assert_eq!(stated, StatedPooling::Other(what.into()));
     // Of a folder without modules there are none.
     let (_dir, source) = folder(&[]);
     let none = DenseLayers::of(&source, 36).unwrap();
