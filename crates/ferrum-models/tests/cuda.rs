@@ -153,11 +153,11 @@ fn texts_seen_both_ways_have_the_vectors_of_transformers() {
     };
     for name in [GEMMA, QWEN] {
         let found = difference(&device, name);
-        assert!(found <= 2e-5, "{name}: {found}");
+        assert!(found <= 5e-5, "{name}: {found}");
         // Activations of 16 bits.
         let half = CudaBackend::<bf16>::open(0).unwrap();
         let found = difference(&half, name);
-        assert!(found <= 0.1 && found > 1e-4, "{name} in bf16: {found}");
+        assert!(found <= 0.2 && found > 1e-4, "{name} in bf16: {found}");
     }
 }
 

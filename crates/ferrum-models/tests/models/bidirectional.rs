@@ -18,19 +18,19 @@ fn states_and_embeddings_are_those_of_transformers() {
         let pooling = StatedPooling::of(&model.source).unwrap();
         assert_eq!(pooling, StatedPooling::Known(Pooling::Mean));
         let found = difference(&ReferenceBackend::new(), name);
-        assert!(found <= 1e-5, "{name} on reference: {found}");
+        assert!(found <= 5e-5, "{name} on reference: {found}");
         let found = difference(&exact_cpu(), name);
-        assert!(found <= 1e-5, "{name} on cpu: {found}");
+        assert!(found <= 5e-5, "{name} on cpu: {found}");
         match GpuBackend::open(0) {
             Ok(device) => {
                 let found = difference(&device, name);
-                assert!(found <= 1e-5, "{name} on a GPU: {found}");
+                assert!(found <= 5e-5, "{name} on a GPU: {found}");
             }
             Err(e) => println!("skipped: {e}"),
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name);
-        assert!(found <= 0.1 && found > 1e-4, "{name} in bf16: {found}");
+        assert!(found <= 0.2 && found > 1e-4, "{name} in bf16: {found}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The inventory of tensors: it is what files hold, no more and no less, and ranks that cut it hold all of
 //! it together.
 
+use crate::support::bidirectional::{self, GEMMA};
 use crate::support::{fixture_dirs, fixtures, open, vision};
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LinearAttentionRule;
@@ -218,7 +219,8 @@ fn check(model: &Model, path: &Path) {
 #[test]
 fn it_is_what_the_files_of_every_fixture_hold() {
     let (mut families, mut files) = (BTreeSet::new(), 0);
-    for dir in fixture_dirs().into_iter().chain([vision::folder()]) {
+    let others = [vision::folder(), bidirectional::folder(GEMMA)];
+    for dir in fixture_dirs().into_iter().chain(others) {
         let model = open(&dir);
         families.insert(model.family.name);
         check(&model, &dir);
