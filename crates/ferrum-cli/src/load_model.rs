@@ -31,12 +31,12 @@ pub(crate) fn model(path: Option<&Path>, hub: &HubArgs) -> Outcome<Model> {
     generator(source)
 }
 
-/// Refuses a model that makes embeddings alone, as its tokens see those behind them.
+/// Refuses a model with bidirectional attention, which makes embeddings alone.
 pub(crate) fn check_causal(model: &Model) -> Outcome {
     match model.spec.is_causal() {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "the model ({}) makes embeddings alone: its tokens see those behind them, so that none can be generated\nhint: ferrum embed and ferrum serve run it",
+            "the model ({}) makes embeddings alone: its attention is bidirectional, so that it cannot generate\nhint: ferrum embed and ferrum serve run it",
             model.family.name
         ))),
     }

@@ -171,7 +171,7 @@ fn a_checkpoint_of_the_layers_alone_gives_the_same_vectors() {
     let sentence = fails(&["quantize", &layers, &quantized, "--type", "q8_0"], b"");
     assert!(sentence.contains("has no lm_head.weight"), "{sentence}");
     assert!(ok(&["inspect", &layers]).contains("no output projection"));
-    // A token that sees those behind it.
+    // Bidirectional attention.
     let mut other = config.clone();
     other["is_causal"] = false.into();
     write(&other).unwrap();

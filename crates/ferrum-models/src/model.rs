@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    /// Whether it generates text: it has an output projection, and no token sees those behind it. Others make embeddings.
+    /// Whether it generates text: it has an output projection, and its attention is causal. Others make embeddings.
     pub fn generates(&self) -> bool {
         self.spec.is_causal() && self.has_head()
     }

@@ -415,7 +415,7 @@ impl<B: LlmBackend> DecoderRunner<B> {
             let (found, all) = (batch.rows(seq).len(), batch.prompt_lens[seq] as usize);
             if !causal && (found != kv_len || found < all) {
                 return fail(format!(
-                    "{found} tokens of a sequence of {}: expected all, as each sees those behind it",
+                    "{found} tokens of a sequence of {}: expected all, as attention is bidirectional",
                     all.max(kv_len)
                 ));
             }

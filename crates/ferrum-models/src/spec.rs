@@ -195,7 +195,7 @@ pub struct GqaSpec {
     pub value_dim: usize,
     /// Factor on `q·k`.
     pub scale: f32,
-    /// Whether a query sees no key behind it. Where it does, a sequence is computed in one step.
+    /// Whether a query sees no key behind it. With bidirectional attention a sequence is computed in one step.
     pub causal: bool,
     /// Keys that a query sees, itself included, on each side that it sees; `None`: all.
     pub sliding_window: Option<usize>,
@@ -526,7 +526,7 @@ impl DecoderSpec {
         self.ropes.iter().any(|r| r.scaling.depends_on_length())
     }
 
-    /// Whether no token sees those behind it. Else a sequence is computed in one step, for its states alone: nothing can be
+    /// Whether attention is causal in all layers. With bidirectional attention a sequence is computed in one step, for its states alone: nothing can be
     /// generated.
     pub fn is_causal(&self) -> bool {
         self.layers.iter().all(|layer| match &layer.attention {

@@ -144,7 +144,7 @@ fn images_and_texts_have_the_vectors_of_transformers() {
     }
 }
 
-/// Decoders whose tokens see those behind them, with windows and without.
+/// Decoders with bidirectional attention, with windows and without.
 #[test]
 fn texts_seen_both_ways_have_the_vectors_of_transformers() {
     use support::bidirectional::{GEMMA, QWEN, difference};

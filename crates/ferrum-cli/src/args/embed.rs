@@ -38,7 +38,7 @@ pub(crate) struct EmbedArgs {
     pub(crate) texts: Vec<String>,
 
     /// How the vectors of a text's tokens become one [default: what the model's files say, else mean, and
-    /// last for decoders whose tokens see those before them alone]
+    /// last for decoders with causal attention]
     #[arg(long, value_name = "HOW")]
     pub(crate) pooling: Option<PoolingArg>,
 

@@ -298,7 +298,7 @@ pub(super) struct Limits {
     pub(super) vocab_size: usize,
     /// Most tokens of a sequence.
     pub(super) capacity: usize,
-    /// Whether no token sees those behind it.
+    /// Whether attention is causal.
     pub(super) causal: bool,
     /// Whether there is a tokenizer.
     pub(super) has_text: bool,
@@ -315,7 +315,7 @@ impl Limits {
             return invalid("prompt", "it has no token".into());
         }
         if request.pooling.is_none() && !self.causal {
-            let reason = "the model makes embeddings alone: its tokens see those behind them";
+            let reason = "the model makes embeddings alone: its attention is bidirectional";
             return invalid("pooling", reason.into());
         }
         // A choice has at least one token, and prompt and output share the context.

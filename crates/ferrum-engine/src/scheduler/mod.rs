@@ -20,7 +20,7 @@
 //!   where a state checkpoint is taken (`states.rs`): at an interval, and at the last end of a block before the end of a
 //!   prompt. A cached prefix is used up to its last checkpoint, which is copied before the next step that begins. As a
 //!   state cannot be rolled back, such sequences have no drafts.
-//! - **Whole prompts.** Where tokens see those behind them, a step has all of a prompt, or nothing of it
+//! - **Whole prompts.** With bidirectional attention, a step has all of a prompt, or nothing of it
 //!   ([`SchedulerConfig::whole_prompts`]), and nothing of it is taken from the prefix cache.
 //! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`). An image that would not fit
 //!   otherwise may use the tokens that [`Scheduler::limit_prompts`] withholds from prompts.
@@ -67,7 +67,7 @@ pub struct SchedulerConfig {
     pub context: usize,
     /// Scheduling steps by which each priority level moves a sequence ahead.
     pub priority_step_credit: u32,
-    /// Whether a prompt is computed in one step, from its first token on: where tokens see those behind them.
+    /// Whether a prompt is computed in one step, from its first token on, as bidirectional attention needs.
     pub whole_prompts: bool,
     /// Tokens between two checkpoints of recurrent states, for models that have them. One is also taken at the end of
     /// each prompt. 0: only there.

@@ -89,12 +89,12 @@ pub(super) fn of_sizes(
     })
 }
 
-/// Lets tokens see those behind them where a config, or the part of it about text, says so, as models for embeddings do.
-pub(super) fn see_both_ways_as_hf(config: &HfConfig, spec: &mut DecoderSpec) -> Result<()> {
+/// Makes attention bidirectional where a config, or the part of it about text, says so, as those of embedding models do.
+pub(super) fn bidirectional_from_hf(config: &HfConfig, spec: &mut DecoderSpec) -> Result<()> {
     for config in [config, &config.text_config()?] {
         let field = "is_causal";
         let says = config.value(field) == Some(&false.into());
-        if says && spec.is_causal() && !see_both_ways(spec) {
+        if says && spec.is_causal() && !set_bidirectional(spec) {
             return Err(config.field_error(field, ONE_WAY).into());
         }
         // That of one family, which has read it; elsewhere it may be about images.
@@ -111,10 +111,10 @@ pub(super) fn see_both_ways_as_hf(config: &HfConfig, spec: &mut DecoderSpec) -> 
 }
 
 /// The same, of a GGUF file.
-pub(super) fn see_both_ways_as_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
+pub(super) fn bidirectional_from_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Result<()> {
     let field = format!("{}.attention.causal", gguf.architecture()?);
     let says = gguf.value(&field) == Some(Value::Bool(false));
-    if says && spec.is_causal() && !see_both_ways(spec) {
+    if says && spec.is_causal() && !set_bidirectional(spec) {
         let path = gguf.path().display();
         return Err(Error::Model(format!(
             "{path}: field \"{field}\": found false, expected {ONE_WAY}"
@@ -123,12 +123,12 @@ pub(super) fn see_both_ways_as_gguf(gguf: &Gguf, spec: &mut DecoderSpec) -> Resu
     Ok(())
 }
 
-/// What is expected of a model whose layers cannot [see both ways](see_both_ways).
+/// What is expected of a model whose layers cannot be [bidirectional](set_bidirectional).
 const ONE_WAY: &str =
     "true: attention is causal where layers have windows, states, or latent or shared keys";
 
-/// Lets tokens see those behind them; false where a layer is of a kind that cannot.
-fn see_both_ways(spec: &mut DecoderSpec) -> bool {
+/// Makes attention bidirectional; false where a layer is of a kind that cannot be.
+fn set_bidirectional(spec: &mut DecoderSpec) -> bool {
     let can = spec.layers.iter().all(|layer| match &layer.attention {
         AttentionSpec::Gqa(gqa) => gqa.sliding_window.is_none() && gqa.shared_kv.is_none(),
         AttentionSpec::Mla(_) | AttentionSpec::ShortConv(_) | AttentionSpec::Linear(_) => false,

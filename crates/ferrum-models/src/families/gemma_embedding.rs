@@ -1,4 +1,4 @@
-//! EmbeddingGemma: Gemma 3 in which a token sees those behind it, for embeddings alone (Vera et al., "EmbeddingGemma",
+//! EmbeddingGemma: Gemma 3 with bidirectional attention, for embeddings alone (Vera et al., "EmbeddingGemma",
 //! 2025). Windows reach to both sides, half as far to each.
 
 use super::{Family, GgufForm, common, gemma2, names};
@@ -32,18 +32,18 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
         return Err(config.field_error(both_ways, expected).into());
     }
     let mut spec = gemma2::gemma3_from_hf(config)?;
-    see_both_ways(&mut spec);
+    set_bidirectional(&mut spec);
     Ok(spec)
 }
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = gemma2::gemma3_from_gguf(gguf)?;
-    see_both_ways(&mut spec);
+    set_bidirectional(&mut spec);
     Ok(spec)
 }
 
 /// Files state windows as the number of all tokens in one.
-fn see_both_ways(spec: &mut DecoderSpec) {
+fn set_bidirectional(spec: &mut DecoderSpec) {
     spec.family = FAMILY.name;
     common::each_gqa(spec, |_, gqa| {
         gqa.causal = false;

@@ -178,13 +178,13 @@ pub(crate) fn read_spec(
     match source {
         ModelSource::Gguf(gguf) => {
             let mut spec = (family.from_gguf)(gguf)?;
-            common::see_both_ways_as_gguf(gguf, &mut spec)?;
+            common::bidirectional_from_gguf(gguf, &mut spec)?;
             Ok((family, spec, family.gguf_names))
         }
         ModelSource::Hf(folder) => {
             crate::checkpoint::check_scheme(folder)?;
             let mut spec = (family.from_hf)(&folder.config)?;
-            common::see_both_ways_as_hf(&folder.config, &mut spec)?;
+            common::bidirectional_from_hf(&folder.config, &mut spec)?;
             let table = |names: &WeightNames| format!("{}.weight", names.embedding);
             let base = family.hf_base_names;
             let base = base.filter(|names| folder.tensors.get(&table(names)).is_some());

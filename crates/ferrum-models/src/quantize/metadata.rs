@@ -40,6 +40,9 @@ pub(super) fn write(
             architecture(out, &model)?;
             rope(out, &model)?;
             windows(out, &model)?;
+            if !model.spec.is_causal() {
+                set(out, &model, "attention.causal", false)?;
+            }
             pooling(out, &model, source)?;
             dense(out, &model, source)?;
             tokenizer(out, &model)?;
@@ -354,11 +357,8 @@ fn pooling(out: &mut Writer, model: &HfModel<'_>, source: &ModelSource) -> Resul
     }
 }
 
-/// Sizes of the maps behind pooling, by the names that llama.cpp gives them, and that a token sees those behind it.
+/// Sizes of the maps behind pooling, by the names that llama.cpp gives them.
 fn dense(out: &mut Writer, model: &HfModel<'_>, source: &ModelSource) -> Result<()> {
-    if !model.spec.is_causal() {
-        set(out, model, "attention.causal", false)?;
-    }
     let dense = DenseLayers::of(source, model.spec.hidden_size)?;
     if dense == DenseLayers::default() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Decoders in which a token sees those behind it: their states are those of `transformers`, whole sequences only.
+//! Decoders with bidirectional attention: their states are those of `transformers`, whole sequences only.
 
 use crate::support::bidirectional::{GEMMA, LAYOUT, QWEN, difference, folder, texts};
 use crate::support::{blocks, exact_cpu, open, runner_in};

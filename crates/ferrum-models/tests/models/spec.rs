@@ -36,7 +36,7 @@ fn changed(fixture: &str, change: impl Fn(&mut Value)) -> ferrum_types::Result<M
     read_model(ModelSource::open(dir.path()).unwrap())
 }
 
-/// Models for embeddings let a token see those behind it. What cannot do that would give other vectors without a word.
+/// Attention of embedding models may be bidirectional. What cannot do that would give other vectors without a word.
 #[test]
 fn attention_that_is_not_causal_is_read_or_refused() {
     for (fixture, can) in [

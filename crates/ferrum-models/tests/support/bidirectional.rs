@@ -1,4 +1,4 @@
-//! Decoders whose tokens see those behind them, with what `transformers` makes of texts by them.
+//! Decoders with bidirectional attention, with what `transformers` makes of texts by them.
 
 use super::{blocks, fixtures, max_difference, open, runner_in};
 use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};

@@ -542,7 +542,7 @@ fn sizes(
     let drafted = if drafter { args.draft_tokens } else { 0 };
     let drafts = usize::from(drafted.max(args.lookup_tokens));
     let step_tokens = device.step_tokens().max(max_seqs);
-    // A text is computed in one step where its tokens see those behind them.
+    // With bidirectional attention, a text is computed in one step.
     let (context, step_tokens) = match model.spec.is_causal() {
         true => (context, step_tokens),
         false => {

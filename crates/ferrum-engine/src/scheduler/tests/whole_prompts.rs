@@ -1,4 +1,4 @@
-//! Where tokens see those behind them, a step has all of a prompt.
+//! With bidirectional attention, a step has all of a prompt.
 
 use super::*;
 
