@@ -21,8 +21,18 @@ const OP: &str = "load_kernels";
 pub(super) struct Source {
     pub(super) name: &'static str,
     pub(super) text: &'static str,
-    /// Whether every model needs it.
-    always: bool,
+    needed: Needed,
+}
+
+/// Who needs a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Needed {
+    /// Every model.
+    Always,
+    /// Nearly every model with activations of 16 bits: attention with the cache that is the default.
+    Half,
+    /// Who asks for a kernel of it.
+    Asked,
 }
 
 /// A file that others include.
@@ -32,7 +42,7 @@ pub(super) struct Header {
 }
 
 macro_rules! sources {
-    ($($module:ident => $file:literal, $always:literal;)*) => {
+    ($($module:ident => $file:literal, $needed:ident;)*) => {
         /// Which file a kernel is in.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum KernelFile {
@@ -43,46 +53,48 @@ macro_rules! sources {
             $(Source {
                 name: $file,
                 text: include_str!(concat!("kernels/", $file)),
-                always: $always,
+                needed: Needed::$needed,
             },)*
         ];
     };
 }
 sources! {
-    Elementwise => "elementwise.cu", true;
-    Norm => "norm.cu", true;
-    Rows => "rows.cu", true;
-    Gemm => "gemm.cu", true;
-    Heads => "heads.cu", true;
-    Conv => "conv.cu", false;
-    Linear => "linear.cu", false;
-    Attention => "attention.cu", true;
-    FlashF32 => "flash_f32.cu", false;
-    FlashWideF32 => "flash_wide_f32.cu", false;
-    FlashF16 => "flash_f16.cu", false;
-    FlashWideF16 => "flash_wide_f16.cu", false;
-    FlashBf16 => "flash_bf16.cu", false;
-    FlashWideBf16 => "flash_wide_bf16.cu", false;
-    FlashFp8 => "flash_fp8.cu", false;
-    FlashWideFp8 => "flash_wide_fp8.cu", false;
-    FlashInt8 => "flash_int8.cu", false;
-    FlashWideInt8 => "flash_wide_int8.cu", false;
-    FlashGroupF16 => "flash_group_f16.cu", false;
-    FlashGroupBf16 => "flash_group_bf16.cu", false;
-    FlashCombine => "flash_combine.cu", false;
-    Kv => "kv.cu", true;
-    Gemv => "gemv.cu", true;
-    TileHalf => "tile_half.cu", true;
-    TilePacked => "tile_packed.cu", false;
-    TileFloat8 => "tile_float8.cu", false;
-    TileE4m3 => "tile_e4m3.cu", false;
-    Float8 => "float8.cu", false;
-    Quant => "quant.cu", false;
-    QuantGemv => "quant_gemv.cu", false;
-    QuantPairs => "quant_pairs.cu", false;
-    Moe => "moe.cu", false;
-    Sample => "sample.cu", true;
-    Collective => "collective.cu", false;
+    Elementwise => "elementwise.cu", Always;
+    Norm => "norm.cu", Always;
+    Rows => "rows.cu", Always;
+    Gemm => "gemm.cu", Always;
+    Heads => "heads.cu", Always;
+    Conv => "conv.cu", Asked;
+    Linear => "linear.cu", Asked;
+    Attention => "attention.cu", Always;
+    FlashF32 => "flash_f32.cu", Asked;
+    FlashWideF32 => "flash_wide_f32.cu", Asked;
+    FlashF16 => "flash_f16.cu", Half;
+    FlashWideF16 => "flash_wide_f16.cu", Asked;
+    FlashBf16 => "flash_bf16.cu", Asked;
+    FlashWideBf16 => "flash_wide_bf16.cu", Asked;
+    FlashFp8 => "flash_fp8.cu", Asked;
+    FlashWideFp8 => "flash_wide_fp8.cu", Asked;
+    FlashInt8 => "flash_int8.cu", Asked;
+    FlashWideInt8 => "flash_wide_int8.cu", Asked;
+    FlashGroupF16 => "flash_group_f16.cu", Asked;
+    FlashGroupBf16 => "flash_group_bf16.cu", Asked;
+    FlashDecodeF16 => "flash_decode_f16.cu", Half;
+    FlashDecodeBf16 => "flash_decode_bf16.cu", Asked;
+    FlashCombine => "flash_combine.cu", Half;
+    Kv => "kv.cu", Always;
+    Gemv => "gemv.cu", Always;
+    TileHalf => "tile_half.cu", Always;
+    TilePacked => "tile_packed.cu", Asked;
+    TileFloat8 => "tile_float8.cu", Asked;
+    TileE4m3 => "tile_e4m3.cu", Asked;
+    Float8 => "float8.cu", Asked;
+    Quant => "quant.cu", Asked;
+    QuantGemv => "quant_gemv.cu", Asked;
+    QuantPairs => "quant_pairs.cu", Asked;
+    Moe => "moe.cu", Asked;
+    Sample => "sample.cu", Always;
+    Collective => "collective.cu", Asked;
 }
 
 impl KernelFile {
@@ -96,6 +108,7 @@ impl KernelFile {
             Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
             Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
             Self::FlashGroupF16 | Self::FlashGroupBf16 => true,
+            Self::FlashDecodeF16 | Self::FlashDecodeBf16 => true,
             Self::FlashWideFp8 | Self::FlashInt8 | Self::FlashWideInt8 | Self::FlashCombine => true,
             Self::Rows | Self::Gemm | Self::Heads | Self::Conv | Self::Linear => false,
             Self::Attention | Self::TileE4m3 | Self::Float8 | Self::Collective => false,
@@ -115,6 +128,7 @@ headers! {
     "common.cuh",
     "intrinsics.cuh",
     "flash.cuh",
+    "flash_decode.cuh",
     "flash_group.cuh",
     "float8.cuh",
     "packed.cuh",
@@ -153,7 +167,7 @@ fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// The kernels of a device, in machine code. Files that every model needs are loaded with it, several at a time; the others
+/// The kernels of a device, in machine code. Files that nearly every model needs are loaded with it, several at a time; the others
 /// when a kernel of theirs is first asked for.
 pub(super) struct Modules {
     target: Target,
@@ -186,7 +200,12 @@ impl Modules {
         };
         std::thread::scope(|scope| {
             let needed = SOURCES.iter().zip(&modules.loaded);
-            let needed = needed.filter(|(source, _)| source.always);
+            let half = !defines.is_empty();
+            let needed = needed.filter(|(source, _)| match source.needed {
+                Needed::Always => true,
+                Needed::Half => half,
+                Needed::Asked => false,
+            });
             let loads: Vec<_> = needed
                 .map(|(source, module)| {
                     let target = &modules.target;

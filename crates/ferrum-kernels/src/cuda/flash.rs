@@ -1,17 +1,18 @@
-//! Attention on tensor cores: which kernel of `kernels/flash.cuh` and `kernels/flash_group.cuh` runs, over which tiles and parts
-//! of the keys.
+//! Attention on tensor cores: which kernel of `kernels/flash.cuh`, `kernels/flash_group.cuh` and `kernels/flash_decode.cuh` runs,
+//! over which tiles and parts of the keys.
 //!
 //! A batch may have prompts, chunks and decodes at once, and the host knows bounds only. Sequences with few rows (a row is a
 //! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
 //! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
 //! lengths. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four warps make together
-//! (warpgroup MMA, `wgmma`).
+//! (warpgroup MMA, `wgmma`). Few rows that leave the device half empty, as those of one decode, have tiles of 8, whose warps do not
+//! wait for one another.
 //!
 //! Where there are less tiles than the device has room for, blocks share the keys of a tile, and each writes a part of the result.
 //! The last block of a tile to do so joins the parts, if they are few bytes ([`MAX_JOINED`]), as those of decodes are: that saves a
 //! launch. More bytes would keep one block busy for longer than the launch of `flash_combine` takes, which has a warp for each row.
 //!
-//! **Order of sums.** All kernels but those of `flash_group.cuh` give a row the same bits as long as its keys are parted alike. By
+//! **Order of sums.** All kernels of `flash.cuh` give a row the same bits as long as its keys are parted alike. By
 //! default, parts are as many as the device has room for, which depends on the batch; with `batch_invariant` they are [`PART`] keys each, in every launch.
 
 use super::attention_call::Call;
@@ -39,9 +40,6 @@ const MAX_BYTES: usize = 128 << 20;
 /// time 0.4 µs), so these take 3 µs, and `flash_combine` was measured at 7.
 const MAX_JOINED: usize = 128 << 10;
 
-/// Tiles of keys that a part has at least, or joining costs more than it gives.
-const MIN_TILES: usize = 2;
-
 /// NMSE between a row's results where its keys are parted in two ways: weights are rounded to 16 bits against another maximum.
 pub(super) const ROW_TOLERANCE: f64 = 1e-4;
 
@@ -56,15 +54,15 @@ const SOME_ROWS: usize = 64;
 enum Form {
     /// Each warp makes its products; one tile of keys or of values is being loaded.
     Warp,
-    /// The same with two tiles of both being loaded.
-    Ahead,
+    /// Each warp has rows, keys and values of its own, in registers.
+    Decode,
     /// Four warps make a product together (`wgmma`).
     Group,
 }
 
-/// A kernel's tiles, as the last lines of `kernels/flash.cuh` have them.
+/// A kernel's tiles, as the last lines of its file have them.
 struct Tiles {
-    /// Warps along the rows, 16 each, and warps that share them.
+    /// Warps along the rows, and warps that share them.
     warps: [usize; 2],
     /// Keys.
     keys: usize,
@@ -80,7 +78,18 @@ struct Tiles {
 
 impl Tiles {
     const fn rows(&self) -> usize {
-        self.warps[0] * 16
+        match self.form {
+            Form::Decode => 8,
+            Form::Warp | Form::Group => self.warps[0] * 16,
+        }
+    }
+
+    /// Tiles of keys that a part has at least, or joining costs more than it gives: LEAST of `take_split`.
+    const fn least(&self) -> usize {
+        match self.form {
+            Form::Decode => 1,
+            Form::Warp | Form::Group => 2,
+        }
     }
 }
 
@@ -98,17 +107,6 @@ macro_rules! names {
 
 /// Tiles of many rows and of few, for one width of values.
 type Pair = [Tiles; 2];
-
-/// Tiles of few rows for caches of 16 bits, where there are less blocks than the device has room for: they wait for memory less,
-/// and take more of the multiprocessor's.
-static AHEAD: Tiles = Tiles {
-    warps: [1, 4],
-    keys: 64,
-    widest: 128,
-    resident: 2,
-    form: Form::Ahead,
-    names: names!("flash", "16x128_ahead"),
-};
 
 static NARROW: Pair = [
     Tiles {
@@ -184,6 +182,23 @@ const fn of_group(width: usize, names: [&'static str; 5]) -> Tiles {
     }
 }
 
+/// Tiles of few rows whose warps do not wait for one another, for vectors of 128 and of 64 elements of 16 bits.
+static DECODE: [Tiles; 2] = [
+    of_decode(128, names!("flash_decode", "128")),
+    of_decode(64, names!("flash_decode", "64")),
+];
+
+const fn of_decode(width: usize, names: [&'static str; 5]) -> Tiles {
+    Tiles {
+        warps: [1, 4],
+        keys: 64,
+        widest: width,
+        resident: 3,
+        form: Form::Decode,
+        names,
+    }
+}
+
 /// What elements of a cache are, by what a kernel has to do with them.
 #[derive(Clone, Copy)]
 struct Stored {
@@ -227,20 +242,16 @@ impl Stored {
         if self.bytes == 1 { 16 } else { 8 }
     }
 
-    /// The file of kernels whose products four warps make together; none for elements that are converted.
-    fn group_file(&self) -> Option<KernelFile> {
-        match self.number {
-            1 => Some(KernelFile::FlashGroupF16),
-            2 => Some(KernelFile::FlashGroupBf16),
-            _ => None,
-        }
-    }
-
     /// Where the kernels of some tiles are.
     fn file(&self, tiles: &Tiles) -> KernelFile {
-        let narrow = tiles.widest <= NARROW[0].widest;
-        let group = self.group_file().filter(|_| tiles.form == Form::Group);
-        group.unwrap_or(self.files[usize::from(!narrow)])
+        let half = self.number == 1;
+        match tiles.form {
+            Form::Group if half => KernelFile::FlashGroupF16,
+            Form::Group => KernelFile::FlashGroupBf16,
+            Form::Decode if half => KernelFile::FlashDecodeF16,
+            Form::Decode => KernelFile::FlashDecodeBf16,
+            Form::Warp => self.files[usize::from(tiles.widest > NARROW[0].widest)],
+        }
     }
 }
 
@@ -301,9 +312,8 @@ struct Job<'a> {
     /// `out`, `q` and `sinks`.
     buffers: [Arg; 3],
     invariant: bool,
-    /// Bytes of shared memory of a block, at most, and of all blocks of a multiprocessor.
+    /// Bytes of shared memory of a block, at most.
     max_shared: usize,
-    processor_shared: usize,
 }
 
 impl Job<'_> {
@@ -336,23 +346,30 @@ impl Job<'_> {
         found.copied().filter(|_| fits)
     }
 
-    /// Tiles whose products four warps make together, where this device has the instruction, vectors have their width, and
-    /// sequences have rows for them. Their order of sums is another, so no batch may decide where bits are not to depend on it.
-    fn group_tiles(&self, capability: (i32, i32)) -> Option<&'static Tiles> {
+    /// Those of some tiles that have the width of keys and values, whose elements they take as they are. Their order of sums is
+    /// another, so no batch may decide where bits are not to depend on it.
+    fn of_width(&self, tiles: &'static [Tiles]) -> Option<&'static Tiles> {
         let config = self.config();
-        let suits = capability == (9, 0)
-            && !self.invariant
+        let suits = !self.invariant
             && !self.cache.latent
-            && self.stored.group_file().is_some()
-            && config.head_dim == config.value_dim
-            && self.max_queries() * self.group() > SOME_ROWS;
-        let found = GROUP.iter().find(|tiles| tiles.widest == config.head_dim);
+            && self.stored.direct
+            && config.head_dim == config.value_dim;
+        let found = tiles.iter().find(|tiles| tiles.widest == config.head_dim);
         found.filter(|_| suits)
+    }
+
+    /// Tiles whose products four warps make together, where this device has the instruction and sequences have rows for them.
+    fn group_tiles(&self, capability: (i32, i32)) -> Option<&'static Tiles> {
+        let suits = capability == (9, 0) && self.max_queries() * self.group() > SOME_ROWS;
+        self.of_width(&GROUP).filter(|_| suits)
     }
 
     /// Bytes of shared memory of a block, in the order of the kernel.
     fn shared_bytes(&self, tiles: &Tiles) -> usize {
         let (config, stored) = (self.config(), &self.stored);
+        if tiles.form == Form::Decode {
+            return 0;
+        }
         if tiles.form == Form::Group {
             // Queries, two tiles of keys and of values, where those of four tiles lie, and factors of queries.
             let vectors = tiles.rows() + 4 * tiles.keys;
@@ -371,7 +388,6 @@ impl Job<'_> {
             true => if_true(stored.direct, keys * row(key_dim)),
             false => keys * row(value_dim),
         };
-        let more = if_true(tiles.form == Form::Ahead, keys * row(key_dim) + second);
         2 * keys * 8
             + if_true(stored.scaled, 4 * keys * 4)
             + if_true(stored.divides, rows * 4)
@@ -379,7 +395,6 @@ impl Job<'_> {
             + along * across * 32 * 4
             + (rows + keys) * row(key_dim)
             + second
-            + more
             + if_true(across > 1, rows * (keys + 8) * 2)
             + if_true(!stored.direct, keys * width(widest) * stored.bytes)
     }
@@ -398,7 +413,7 @@ impl Job<'_> {
             }
             _ => self.max_keys(),
         };
-        let most = keys.div_ceil(tiles.keys * MIN_TILES).min(MAX_PARTS);
+        let most = keys.div_ceil(tiles.keys * tiles.least()).min(MAX_PARTS);
         (room / blocks.max(1)).clamp(1, most)
     }
 
@@ -413,8 +428,8 @@ impl Job<'_> {
         }
     }
 
-    /// The launches of this call on a device with so many multiprocessors.
-    fn launches(&self, [many, few]: [&'static Tiles; 2], processors: usize) -> Vec<Launch> {
+    /// The launches of this call with some tiles of many rows and of few, each block with all keys.
+    fn plan(&self, [many, few]: [&'static Tiles; 2]) -> Vec<Launch> {
         let group = self.group();
         let all = |tiles: &'static Tiles, rows: [usize; 2]| {
             let tokens = self.call.tokens;
@@ -442,7 +457,7 @@ impl Job<'_> {
             }
         };
         let no_limit = [0, NO_LIMIT];
-        let mut launches = match self.cache.place {
+        match self.cache.place {
             Place::Contiguous { .. } if self.call.tokens * group <= FEW_ROWS => {
                 vec![all(few, no_limit)]
             }
@@ -465,13 +480,24 @@ impl Job<'_> {
                 };
                 vec![all(many, [FEW_ROWS + 1, NO_LIMIT]), short]
             }
-        };
-        for launch in &mut launches {
-            let blocks = launch.count * self.config().kv_heads;
-            if self.takes_ahead(launch.tiles) && blocks < AHEAD.resident * processors {
-                launch.tiles = &AHEAD;
+        }
+    }
+
+    /// The launches of this call on a device with so many multiprocessors.
+    fn launches(&self, tiles: [&'static Tiles; 2], processors: usize) -> Vec<Launch> {
+        let mut launches = self.plan(tiles);
+        let blocks = |launch: &Launch| launch.count * self.config().kv_heads;
+        let room = |launch: &Launch| processors * launch.tiles.resident;
+        if let Some(decode) = self.of_width(&DECODE) {
+            let others = self.plan([tiles[0], decode]);
+            for (launch, other) in launches.iter_mut().zip(others) {
+                if std::ptr::eq(other.tiles, decode) && blocks(&other) < room(&other) {
+                    *launch = other;
+                }
             }
-            let room = processors * launch.tiles.resident;
+        }
+        for launch in &mut launches {
+            let (blocks, room) = (blocks(launch), room(launch));
             launch.splits = match self.invariant {
                 true if blocks < room => self.parts(launch),
                 true => 1,
@@ -479,14 +505,6 @@ impl Job<'_> {
             };
         }
         launches
-    }
-
-    /// Whether [`AHEAD`] may take the place of these tiles.
-    fn takes_ahead(&self, tiles: &Tiles) -> bool {
-        let alike = tiles.warps == AHEAD.warps && tiles.widest == AHEAD.widest;
-        // A block takes 1 KiB of the multiprocessor's beside its own.
-        let together = AHEAD.resident * (self.shared_bytes(&AHEAD) + (1 << 10));
-        alike && self.stored.direct && together <= self.processor_shared
     }
 
     /// Bytes for sums of values, maxima and totals of so many parts.
@@ -661,7 +679,6 @@ pub(super) fn attention<A: CudaAct>(
         buffers,
         invariant: ctx.backend.batch_invariant(),
         max_shared: ctx.shared().max_shared,
-        processor_shared: ctx.shared().processor_shared,
     };
     let Some([many, few]) = job.tiles() else {
         return Ok(false);

@@ -320,6 +320,8 @@ __device__ __forceinline__ uint32_t packed(float low, float high) {
 // Whether a tile has queries divided by a power of two of the row: those of bf16 as f16, so that none is infinite there.
 template <bool HALF>
 constexpr bool DIVIDES = HALF && !ACT_IS_F16;
+// The exponent of the largest element of a row of bf16, within what has an inverse.
+__device__ __forceinline__ int exponent_within(uint32_t most) { return min(max(int(most >> 7), 27), 227); }
 // Queries as a tile has them: those of f16 as bf16 are rounded, as the keys of such a cache were.
 template <bool HALF>
 __device__ __forceinline__ void convert_queries(uint4& x, float factor) {
@@ -346,8 +348,7 @@ __device__ __forceinline__ void load_queries(const Flash& c, const Work& w, uint
             uint32_t most = 0;
             for (int d = lane; there && d < c.key_dim; d += 32) most = max(most, uint32_t(from[d]) & 0x7fffu);
             for (int flip = 16; flip > 0; flip /= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, flip));
-            // The exponent of the largest, within what has an inverse.
-            int exponent = min(max(int(most >> 7), 27), 227);
+            int exponent = exponent_within(most);
             factor = __uint_as_float(uint32_t(254 - exponent) << 23);
             if (lane == 0) factors[r] = __uint_as_float(uint32_t(exponent) << 23);
         }
@@ -568,7 +569,17 @@ __device__ __forceinline__ void join_rows(const Flash& c, const Work& w, int par
     }
 }
 
-// Scores as they go into the softmax: in powers of two, LOWEST for keys that the row does not see.
+// A score as it goes into the softmax: in powers of two. `factor` has no logarithm in it where scores are capped.
+__device__ __forceinline__ float finish_score(float score, const Flash& c, float factor) {
+    float x = score * factor;
+    if (c.softcap > 0) {
+        // cap · tanh(x / cap), by the exponential function.
+        float e = exp2_approx(x * (2 * LOG2E / c.softcap));
+        x = c.softcap * LOG2E * (1.0f - 2.0f / (e + 1.0f));
+    }
+    return x;
+}
+// Scores as they go into the softmax, LOWEST for keys that the row does not see.
 template <int KN>
 __device__ __forceinline__ void finish_scores(float (&score)[KN][4], const Flash& c, const float (&factor)[2],
                                               const Range (&sees)[2], int key, bool all_seen) {
@@ -576,24 +587,19 @@ __device__ __forceinline__ void finish_scores(float (&score)[KN][4], const Flash
     for (int t = 0; t < KN; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float x = score[t][i] * factor[i / 2];
-            if (c.softcap > 0) {
-                // cap · tanh(x / cap), by the exponential function; `factor` has no logarithm in it then.
-                float e = exp2_approx(x * (2 * LOG2E / c.softcap));
-                x = c.softcap * LOG2E * (1.0f - 2.0f / (e + 1.0f));
-            }
             int j = key + t * 8 + i % 2;
+            float x = finish_score(score[t][i], c, factor[i / 2]);
             score[t][i] = all_seen || (j >= sees[i / 2].start && j < sees[i / 2].end) ? x : LOWEST;
         }
 }
 
 // Of the tiles from `begin` to before `end`, those of this block's split. Returns how many of the first splits have all tiles, at
 // least one.
-template <int N>
+template <int N, int LEAST>
 __device__ __forceinline__ int take_split(const Flash& c, const Work& w, int& begin, int& end) {
     if (c.splits == 1) return 1;
-    // A few tiles at least, or joining them costs more than they do.
-    int first = c.part ? 0 : begin, each = c.part ? c.part / N : max((end - begin + c.splits - 1) / c.splits, 2);
+    // LEAST tiles, or joining them costs more than they do.
+    int first = c.part ? 0 : begin, each = c.part ? c.part / N : max((end - begin + c.splits - 1) / c.splits, LEAST);
     int parts = min(max((end - first + each - 1) / each, 1), c.splits);
     begin = max(begin, first + w.split * each);
     end = min(end, first + (w.split + 1) * each);
@@ -672,15 +678,13 @@ __device__ __forceinline__ void add_values(Sums<PAIRS>& sums, const float (&scor
 
 // WM warps along the rows of a tile, 16 each, times WC that share the keys of the scores and the columns of values: pair p of
 // eight columns is of warp p % WC. PAIRS of them for each warp, so values have up to WC · PAIRS · 16 elements. LATENT: values
-// are the first elements of keys, read once for both. AHEAD: two tiles of keys and of values are on their way, for tiles that
-// wait for memory because there are few blocks; with many, blocks that take less memory are faster.
-template <class E, int WM, int WC, int PAIRS, int N, bool LATENT, bool AHEAD>
+// are the first elements of keys, read once for both.
+template <class E, int WM, int WC, int PAIRS, int N, bool LATENT>
 __device__ __forceinline__ void flash(const Flash& c) {
     typedef Load<E> L;
     constexpr int M = WM * 16, THREADS = WM * WC * 32, KN = N / WC / 8;
     // Tiles of many rows leave joining to `flash_combine`, which has more than one block for them.
     constexpr bool HALF = L::HALF, SHARED = WC > 1, FEW = WM == 1;
-    static_assert(!AHEAD || (SHARED && L::DIRECT && !LATENT), "tiles that are ahead are of few rows, and as they are");
     extern __shared__ uint4 shared[];
 
     wait_for_previous();
@@ -698,8 +702,8 @@ __device__ __forceinline__ void flash(const Flash& c) {
     float* before = tops + (SHARED ? WC * M : 0);
     uint16_t* queries = reinterpret_cast<uint16_t*>(before + WM * WC * 32);
     uint16_t* keys = queries + M * key_stride;
-    uint16_t* values = keys + (LATENT && !L::DIRECT ? 0 : AHEAD ? 2 * N * key_stride : N * key_stride);
-    uint16_t* weights = values + (AHEAD ? 2 : 1) * N * value_stride;
+    uint16_t* values = keys + (LATENT && !L::DIRECT ? 0 : N * key_stride);
+    uint16_t* weights = values + N * value_stride;
     char* raw = reinterpret_cast<char*>(weights + (SHARED ? M * weight_stride : 0));
 
     // Rows of this thread, and what they see; the block's first and last row see the first and last key of all.
@@ -720,21 +724,21 @@ __device__ __forceinline__ void flash(const Flash& c) {
     int warp_end = 0;
     if (w.row + wm * 16 < w.rows)
         warp_end = visible(c, w.first + min(w.row + wm * 16 + 15, w.rows - 1) / c.group, w.keys).end;
-    int parts = take_split<N>(c, w, begin, end);
+    int parts = take_split<N, 2>(c, w, begin, end);
     bool joins = FEW && c.counters;
     // Where blocks of this kernel join, those behind the last key have nothing to do.
     if (joins && w.split >= parts) return;
 
     Source<E, N, THREADS> key_source(c.k, c.key_dim), value_source(c.v, c.value_dim);
-    // Of a tile, or where two are on their way, also of the next with `two`.
-    auto find = [&](int tile, bool two = false) {
-        for (int n = threadIdx.x; n < (AHEAD && two ? 2 * N : N); n += THREADS) {
-            int j = tile * N + n, slot = AHEAD ? j / N % 2 : tile % 2, i = AHEAD ? j % N : n;
+    auto find = [&](int tile) {
+        int slot = tile % 2;
+        for (int n = threadIdx.x; n < N; n += THREADS) {
+            int j = tile * N + n;
             int64_t vector = j >= first_key && j < end_key ? vector_of(c, w, j) : -1;
-            vectors[slot * N + i] = vector;
+            vectors[slot * N + n] = vector;
             if (L::SCALED) {
-                scales[slot * N + i] = vector >= 0 ? c.k_scales[vector] : 0.0f;
-                if (!LATENT) scales[(2 + slot) * N + i] = vector >= 0 ? c.v_scales[vector] : 0.0f;
+                scales[slot * N + n] = vector >= 0 ? c.k_scales[vector] : 0.0f;
+                if (!LATENT) scales[(2 + slot) * N + n] = vector >= 0 ? c.v_scales[vector] : 0.0f;
             }
         }
     };
@@ -746,11 +750,6 @@ __device__ __forceinline__ void flash(const Flash& c) {
     bool kept = false;
     int part_tiles = c.part && c.splits == 1 ? c.part / N : 0;
 
-    auto start = [&](int tile) {
-        int slot = tile % 2;
-        key_source.begin(keys + slot * N * key_stride, raw, key_stride, vectors + slot * N);
-        value_source.begin(values + slot * N * value_stride, raw, value_stride, vectors + slot * N);
-    };
     auto take_queries = [&] {
         load_queries<HALF, M, WM * WC>(c, w, queries, key_stride, factors);
         __syncthreads();
@@ -760,41 +759,29 @@ __device__ __forceinline__ void flash(const Flash& c) {
             if (DIVIDES<HALF>) factor[half] *= factors[wm * 16 + half * 8 + lane / 4];
         }
     };
-    if (begin < end) find(begin, begin + 1 < end);
+    if (begin < end) find(begin);
     // A block of few rows has few tiles, so the time to the first counts: its copies begin before queries are loaded, which come
     // from the second cache. Blocks of more rows have no registers for that.
     if (FEW) __syncthreads();
     else take_queries();
-    if constexpr (AHEAD) {
-        if (begin < end) start(begin);
-        if (begin + 1 < end) start(begin + 1);
-    } else if (begin < end) {
-        key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
-    }
+    if (begin < end) key_source.begin(keys, raw, key_stride, vectors + begin % 2 * N);
     if (FEW) take_queries();
 
     for (int tile = begin; tile < end; tile++) {
         int slot = tile % 2;
-        uint16_t* key_tile = AHEAD ? keys + slot * N * key_stride : LATENT && L::DIRECT && (tile - begin) % 2 ? values : keys;
-        const uint16_t* value_tile = AHEAD ? values + slot * N * value_stride : LATENT ? key_tile : values;
-        if constexpr (AHEAD) {
-            // The values of this tile, and all of the next, may still be on their way.
-            if (tile + 1 < end) cp_async_wait<3>();
-            else cp_async_wait<1>();
-            __syncthreads();
-        } else {
-            // All have read what the tile is made over, and where the values of the last one lie.
-            if (LATENT && !L::DIRECT) __syncthreads();
-            key_source.finish(key_tile, raw, key_stride, vectors + slot * N, scales + slot * N);
-            if (LATENT && tile + 1 < end) find(tile + 1);
-            __syncthreads();
-            if (!LATENT) {
-                value_source.begin(values, raw, value_stride, vectors + slot * N);
-                if (tile + 1 < end) find(tile + 1);
-            } else if (tile + 1 < end) {
-                uint16_t* next = L::DIRECT && key_tile == keys ? values : keys;
-                key_source.begin(next, raw, key_stride, vectors + (1 - slot) * N);
-            }
+        uint16_t* key_tile = LATENT && L::DIRECT && (tile - begin) % 2 ? values : keys;
+        const uint16_t* value_tile = LATENT ? key_tile : values;
+        // All have read what the tile is made over, and where the values of the last one lie.
+        if (LATENT && !L::DIRECT) __syncthreads();
+        key_source.finish(key_tile, raw, key_stride, vectors + slot * N, scales + slot * N);
+        if (LATENT && tile + 1 < end) find(tile + 1);
+        __syncthreads();
+        if (!LATENT) {
+            value_source.begin(values, raw, value_stride, vectors + slot * N);
+            if (tile + 1 < end) find(tile + 1);
+        } else if (tile + 1 < end) {
+            uint16_t* next = L::DIRECT && key_tile == keys ? values : keys;
+            key_source.begin(next, raw, key_stride, vectors + (1 - slot) * N);
         }
 
         float score[KN][4];
@@ -817,24 +804,13 @@ __device__ __forceinline__ void flash(const Flash& c) {
             }
         }
         if (works) weigh<HALF, KN, SHARED>(score, sums, top, weights + wm * 16 * weight_stride + wc * KN * 8, weight_stride);
-        if constexpr (AHEAD) {
-            if (tile + 1 < end) cp_async_wait<2>();
-            else cp_async_wait<0>();
-            if (tile + 2 < end) find(tile + 2);
-        } else if (!LATENT) {
-            value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
-        }
+        if (!LATENT) value_source.finish(values, raw, value_stride, vectors + slot * N, scales + (2 + slot) * N);
         if (!LATENT || SHARED) __syncthreads();
-        if (!AHEAD && !LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
+        if (!LATENT && tile + 1 < end) key_source.begin(keys, raw, key_stride, vectors + (1 - slot) * N);
         if (works) add_values<HALF, N, KN, SHARED, WC>(sums, score, weights + wm * 16 * weight_stride, weight_stride, value_tile + wc * 16, value_stride, pairs);
         if (part_tiles && tile + 1 < end && (tile + 1) % part_tiles == 0) {
             keep_part<PAIRS, WC>(c, w, sums, before + warp * 32, !kept, wm, wc);
             kept = true;
-        }
-        if constexpr (AHEAD) {
-            // All have read the tile.
-            __syncthreads();
-            if (tile + 2 < end) start(tile + 2);
         }
     }
     if (kept) take_parts<PAIRS, WC>(c, w, sums, before + warp * 32, wm, wc);
@@ -844,22 +820,21 @@ __device__ __forceinline__ void flash(const Flash& c) {
 
 // ---- kernels -------------------------------------------------------------------------------------------------------------------------
 
-#define FLASH_KERNEL(NAME, E, WM, WC, PAIRS, N, LATENT, AHEAD, BLOCKS)                                                     \
+#define FLASH_KERNEL(NAME, E, WM, WC, PAIRS, N, LATENT, BLOCKS)                                                            \
     KERNEL __launch_bounds__(WM * WC * 32, BLOCKS) NAME(FLASH_PARAMS) {                                                    \
         Flash c = FLASH;                                                                                                   \
-        flash<E, WM, WC, PAIRS, N, LATENT, AHEAD>(c);                                                                      \
+        flash<E, WM, WC, PAIRS, N, LATENT>(c);                                                                             \
     }
 // Kernels for values of up to 128 elements, and for wider ones and latent rows: a file for each, because what a program does
 // not need is not compiled. The first number of a name is the rows of a tile, the second the most elements of a value;
 // `flash.rs` has the same.
 #define FLASH_KERNELS(NAME, E)                                                                                             \
-    FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, false, 3)                                                   \
-    FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, false, 4)
+    FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, 3)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, 4)
 #define FLASH_WIDE_KERNELS(NAME, E)                                                                                        \
-    FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, false, 1)                                                   \
-    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, false, 4)                                                   \
-    FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, false, 2)
+    FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, 1)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, 4)                                                   \
+    FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, 2)
 // For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are, and
 // has no room for two tiles on their way.
-#define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, false, 1)
-#define AHEAD_KERNEL(NAME, E) FLASH_KERNEL(flash_##NAME##_16x128_ahead, E, 1, 4, 2, 64, false, true, 2)
+#define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, 1)

@@ -2,4 +2,3 @@
 #include "flash.cuh"
 
 FLASH_KERNELS(bf16, BF16)
-AHEAD_KERNEL(bf16, BF16)

@@ -2,4 +2,3 @@
 #include "flash.cuh"
 
 FLASH_KERNELS(f16, F16)
-AHEAD_KERNEL(f16, F16)

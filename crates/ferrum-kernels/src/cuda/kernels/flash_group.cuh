@@ -204,7 +204,7 @@ __device__ __forceinline__ void flash_group(const Flash& c) {
     copies.end_key = visible(c, w.first + last_row / c.group, w.keys).end;
     int begin = copies.first_key / N, end = begin;
     if (copies.first_key < copies.end_key) end = (copies.end_key + N - 1) / N;
-    take_split<N>(c, w, begin, end);
+    take_split<N, 2>(c, w, begin, end);
     // A group without rows, or whose rows see no key of the last tiles, only takes part in copies there.
     int own_end = begin, group_row = w.row + group * (M / 2);
     if (group_row < w.rows) {
