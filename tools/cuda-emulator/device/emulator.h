@@ -190,6 +190,15 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
     unsigned lane = emulator::lane();
     return emulator::shuffle(mask, value, lane % width >= delta ? lane - delta : lane);
 }
+// Of all lanes: the mask names each.
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+    for (int flip = 16; flip > 0; flip /= 2) {
+        unsigned other = __shfl_xor_sync(mask, value, flip);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned value) { return ~__reduce_max_sync(mask, ~value); }
 static inline unsigned __ballot_sync(unsigned mask, int value) { return emulator::vote(mask, value); }
 static inline int __any_sync(unsigned mask, int value) { return emulator::vote(mask, value) != 0; }
 static inline int __all_sync(unsigned mask, int value) { return emulator::vote(mask, value) == mask; }

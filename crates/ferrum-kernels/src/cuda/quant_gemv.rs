@@ -35,11 +35,20 @@ fn shared_bytes(format: Format, rows: usize, stages: usize) -> usize {
     WARPS * (stages * format.tile_bytes() + factors + sums)
 }
 
+/// Warps that share a row of `k_tiles` tiles, of which a block makes several at once where k is short. Each of the block's threads writes a
+/// sum at most.
+fn warps_along(k_tiles: usize, rows: usize) -> usize {
+    let least = if rows > 1 { WARPS / 2 } else { 1 };
+    k_tiles.next_power_of_two().clamp(least, WARPS)
+}
+
 /// A launch of a format's kernel.
 struct Launch {
     /// Blocks, threads and shared memory.
     grid: (usize, u32, usize),
     stages: usize,
+    /// Warps that share a row of tiles.
+    along: usize,
 }
 
 impl Launch {
@@ -47,7 +56,7 @@ impl Launch {
     fn of<A: CudaAct>(
         ctx: &CudaContext<A>,
         format: Format,
-        (row_tiles, rows): (usize, usize),
+        (row_tiles, k_tiles, rows): (usize, usize, usize),
     ) -> Self {
         // Each block takes 1 KiB more for itself.
         let processor = ctx.shared().processor_shared;
@@ -58,9 +67,16 @@ impl Launch {
         };
         let shared = shared_bytes(format, rows, stages);
         let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
+        // Rows of tiles for which there are blocks go to one each.
+        let along = match row_tiles <= most {
+            true => WARPS,
+            false => warps_along(k_tiles, rows),
+        };
+        let blocks = row_tiles.div_ceil(WARPS / along);
         Self {
-            grid: (row_tiles.min(most), 32 * WARPS as u32, shared),
+            grid: (blocks.min(most), 32 * WARPS as u32, shared),
             stages,
+            along,
         }
     }
 }
@@ -89,8 +105,9 @@ pub(super) fn product<A: CudaAct>(
     if x.rows == 0 {
         return Ok(());
     }
-    let launch = Launch::of(ctx, slab.format, (out.columns.div_ceil(TILE_ROWS), x.rows));
-    let mut args = [Arg::At(0); 16];
+    let tiles = (out.columns.div_ceil(TILE_ROWS), slab.groups / TILE_GROUPS);
+    let launch = Launch::of(ctx, slab.format, (tiles.0, tiles.1, x.rows));
+    let mut args = [Arg::At(0); 17];
     args[..2].copy_from_slice(&[Arg::At(out.at), out.is_f32.into()]);
     args[2..4].copy_from_slice(&rows_of(ctx, op, x, slab)?);
     args[4..10].copy_from_slice(&weight_args(slab));
@@ -101,6 +118,7 @@ pub(super) fn product<A: CudaAct>(
         Arg::Long(out.first),
         Arg::Long(out.n),
         Arg::Int(launch.stages),
+        Arg::Int(launch.along),
     ]);
     let gemv = kernels(slab.format).gemv;
     let kernel = if x.rows > 1 { gemv.eight } else { gemv.one };
@@ -137,10 +155,11 @@ impl GemvPairs {
         x: TileRows,
         (slab, bias): (&PackedSlab, Arg),
         out: u64,
-    ) -> Result<(Launch, [Arg; 19])> {
+    ) -> Result<(Launch, [Arg; 20])> {
         let row_tiles = elements(op, &[self.pairs, self.row_tiles()])?;
-        let launch = Launch::of(ctx, slab.format, (row_tiles, 1));
-        let mut args = [Arg::At(out); 19];
+        let k_tiles = slab.groups / TILE_GROUPS;
+        let launch = Launch::of(ctx, slab.format, (row_tiles, k_tiles, 1));
+        let mut args = [Arg::At(out); 20];
         args[1..3].copy_from_slice(&rows_of(ctx, op, x, slab)?);
         args[3..9].copy_from_slice(&weight_args(slab));
         args[9..].copy_from_slice(&[
@@ -153,6 +172,7 @@ impl GemvPairs {
             Arg::Int(self.pairs_per_row.max(1)),
             Arg::Int(self.row_tiles()),
             Arg::Int(launch.stages),
+            Arg::Int(launch.along),
             bias,
         ]);
         Ok((launch, args))
@@ -190,10 +210,10 @@ pub(super) fn gated_pairs<A: CudaAct>(
     (activation, out): ((usize, f32, f32), u64),
 ) -> Result<()> {
     let (launch, common) = of.launch(ctx, op, x, gate, out)?;
-    let mut args = [Arg::At(0); 24];
-    args[..19].copy_from_slice(&common);
+    let mut args = [Arg::At(0); 25];
+    args[..20].copy_from_slice(&common);
     let (kind, alpha, limit) = activation;
-    args[19..].copy_from_slice(&[
+    args[20..].copy_from_slice(&[
         Arg::At(up.0.at()),
         up.1,
         Arg::Int(kind),

@@ -49,6 +49,9 @@ __device__ uint64_t best_groups(const Scores& scores, int groups, int top, int b
     return taken;
 }
 
+// Experts of a token whose ranks a lane keeps in registers.
+#define KEPT_RANKS 8
+
 // A warp for each token. Experts are taken best first, of equals the lowest: the next is the best of those that come after
 // the last one in this order. Those of groups that are not taken rank with minus infinity.
 KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float* logits, const float* bias, int experts,
@@ -59,47 +62,52 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
     const float* row = logits + int64_t(blockIdx.x) * experts;
     int* ids = expert_ids + int64_t(blockIdx.x) * top_k;
     float* out = weights + int64_t(blockIdx.x) * top_k;
+    // Of probabilities, the sum is that over the chosen from the start: their shares of all may round to 0.
+    bool among_chosen = renormalise && !sigmoid;
     float best_logit = __uint_as_float(0xff800000u), all = 0;
-    for (int e = lane; e < experts; e += 32) best_logit = fmaxf(best_logit, row[e]);
-#pragma unroll
-    for (int flip = 16; flip > 0; flip /= 2)
-        best_logit = fmaxf(best_logit, __shfl_xor_sync(ALL_LANES, best_logit, flip));
-    for (int e = lane; e < experts; e += 32) all += expf(row[e] - best_logit);
-    all = warp_sum(all);
+    if (!sigmoid && !(by_logit && among_chosen)) {
+        for (int e = lane; e < experts; e += 32) best_logit = fmaxf(best_logit, row[e]);
+        best_logit = warp_max(best_logit);
+        for (int e = lane; e < experts; e += 32) all += expf(row[e] - best_logit);
+        all = warp_sum(all);
+    }
     Scores scores = {row, bias, experts, sigmoid, by_logit, best_logit, all};
     uint64_t taken = groups ? best_groups(scores, groups, top_groups, best_two) : 0;
     int size = groups ? experts / groups : experts;
+    auto rank = [&](int e) {
+        bool is_taken = !groups || (taken >> (e / size) & 1);
+        return is_taken ? rank_of(scores.value(e)) : 0x00800000u;
+    };
+    uint32_t kept[KEPT_RANKS];
+#pragma unroll
+    for (int i = 0; i < KEPT_RANKS; i++) kept[i] = i * 32 + lane < experts ? rank(i * 32 + lane) : 0;
     uint32_t last_key = 0xffffffffu;
     int last = -1;
     for (int i = 0; i < top_k; i++) {
         uint32_t best = 0;
         int index = 0x7fffffff;
-        for (int e = lane; e < experts; e += 32) {
-            bool is_taken = !groups || (taken >> (e / size) & 1);
-            uint32_t key = is_taken ? rank_of(scores.value(e)) : 0x00800000u;
+        auto consider = [&](int e, uint32_t key) {
             bool after = key < last_key || (key == last_key && e > last);
             if (after && key > best) best = key, index = e;
-        }
+        };
 #pragma unroll
-        for (int flip = 16; flip > 0; flip /= 2) {
-            uint32_t key = __shfl_xor_sync(ALL_LANES, best, flip);
-            int other = __shfl_xor_sync(ALL_LANES, index, flip);
-            if (key > best || (key == best && other < index)) best = key, index = other;
-        }
-        last_key = best, last = index;
-        if (lane == 0) ids[i] = index;
+        for (int j = 0; j < KEPT_RANKS; j++) consider(j * 32 + lane, kept[j]);
+        for (int e = KEPT_RANKS * 32 + lane; e < experts; e += 32) consider(e, rank(e));
+        uint32_t most = __reduce_max_sync(ALL_LANES, best);
+        last = int(__reduce_min_sync(ALL_LANES, best == most ? uint32_t(index) : 0x7fffffffu)), last_key = most;
+        if (lane == 0) ids[i] = last;
     }
-    if (lane != 0) return;
-    // Of probabilities, the sum is that over the chosen from the start: their shares of all may round to 0.
-    bool among_chosen = renormalise && !sigmoid;
+    __syncwarp();
     float most = __uint_as_float(0xff800000u), chosen = 0;
-    for (int i = 0; i < top_k; i++) most = fmaxf(most, row[ids[i]]);
-    for (int i = 0; i < top_k; i++) {
+    for (int i = lane; among_chosen && i < top_k; i += 32) most = fmaxf(most, row[ids[i]]);
+    most = warp_max(most);
+    for (int i = lane; i < top_k; i += 32) {
         out[i] = among_chosen ? expf(row[ids[i]] - most) : scores.score(ids[i]);
         chosen += out[i];
     }
+    chosen = warp_sum(chosen);
     float factor = renormalise ? (sigmoid ? chosen + 1e-20f : chosen) : 1.0f;
-    for (int i = 0; i < top_k; i++) out[i] = out[i] / factor * scale;
+    for (int i = lane; i < top_k; i += 32) out[i] = out[i] / factor * scale;
 }
 
 // Pairs by expert, in their own order within one. A warp for each expert, which reads all pairs twice: it counts those of

@@ -22,11 +22,11 @@ struct DenseTiles {
 #define QUANT_GEMV(NAME, BITS, TABLE, MANY)                                                                             \
     KERNEL GEMV_BOUNDS                                                                             \
         NAME(void* out, int is_f32, const uint16_t* x, int stride, WEIGHT_PARAMS, int rows, int groups, int columns,    \
-             int64_t first, int64_t n, int stages) {                                                                                \
+             int64_t first, int64_t n, int stages, int along) {                                                                                \
         Weight w = WEIGHT;                                                                                              \
         GemvInput in = {x, stride, rows};                                                                               \
         DenseTiles row_tiles = {out, is_f32, columns, first, n};                                                          \
-        gemv_row_tiles<PackedTile<BITS, TABLE>, MANY, true>(row_tiles, (columns + TILE_ROWS - 1) / TILE_ROWS, w, groups, stages, in);     \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, MANY, true>(row_tiles, (columns + TILE_ROWS - 1) / TILE_ROWS, w, groups, stages, along, in);     \
     }
 #define QUANT_GEMV_BITS(NAME, BITS, TABLE)                                                                              \
     QUANT_GEMV(quant_gemv_##NAME##_1, BITS, TABLE, false)                                                               \

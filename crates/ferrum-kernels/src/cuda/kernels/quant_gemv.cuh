@@ -1,9 +1,9 @@
 // Products of up to eight rows of 16 bits with quantised matrices, on tensor cores: what decoding with quantised weights is made
 // of, and bound by the bytes of the weight.
 //
-// A block makes 16 rows of the weight at a time (a row of tiles). Its warps share the tiles, of 256 numbers of k each, which come to
-// shared memory through a ring of asynchronous copies of each warp; the ring goes on into the block's next row of tiles, so that
-// enough bytes are always on their way. `quant_gemv.rs` says how many stages it has. A code c becomes the 16-bit number BIAS + c by one instruction for two, and a product
+// A block makes 16 rows of the weight at a time (a row of tiles), or where k is short several such rows. Warps share the tiles of a
+// row, of 256 numbers of k each, which come to shared memory through a ring of asynchronous copies of each warp; the ring goes on
+// into the warp's next row of tiles, so that enough bytes are always on their way. `quant_gemv.rs` says how many stages it has. A code c becomes the 16-bit number BIAS + c by one instruction for two, and a product
 // of such numbers is exact: scales, minimums and what the bias adds (BIAS times the sum of the activations, a product with ones)
 // are applied to the f32 sums of each 32 or 16 numbers. Activations stay as they are.
 //
@@ -237,11 +237,14 @@ struct GemvInput {
 };
 
 // The block's rows of tiles, of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs before. Each is one of as many matrices as
-// `RowTiles::MATRICES`, whose sums are written together.
+// `RowTiles::MATRICES`, whose sums are written together. `along` warps share a row of tiles, so a block makes WARPS / along of them at once: at most as
+// many as its threads write sums of.
 template <class S, bool MANY, bool EARLY, class RowTiles>
-__device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int count, const Weight& w, int groups, int stages, const GemvInput& in) {
+__device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int count, const Weight& w, int groups, int stages, int along,
+                                               const GemvInput& in) {
     extern __shared__ uint4 memory[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = groups / TILE_GROUPS;
+    int part = warp % along, at_once = WARPS / along;
     const int of_ring = stages * w.tile_bytes, bytes = of_ring + S::FACTORS * int(sizeof(float2));
     uint8_t* ring = reinterpret_cast<uint8_t*>(memory) + warp * bytes;
     float2* factors = reinterpret_cast<float2*>(ring + of_ring);
@@ -249,21 +252,21 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
     const int of_warp = TILE_ROWS * (MANY ? 8 : 1);
 
     if (!EARLY) wait_for_previous();
-    int asked = blockIdx.x, asked_matrix = 0, asked_tile = k_tiles, into = 0;
+    int asked = blockIdx.x * at_once + warp / along, asked_matrix = 0, asked_tile = k_tiles, into = 0;
     const uint8_t* next = nullptr;
     auto begin = [&] {
-        if (warp >= k_tiles || asked >= count) return;
+        if (part >= k_tiles || asked >= count) return;
         const uint8_t* tiles = asked_matrix ? row_tiles.second_tiles() : w.tiles;
-        next = tiles + (row_tiles(asked).number * k_tiles + warp) * w.tile_bytes, asked_tile = warp;
+        next = tiles + (row_tiles(asked).number * k_tiles + part) * w.tile_bytes, asked_tile = part;
     };
     begin();
     auto ask = [&] {
         if (asked_tile < k_tiles) {
             S::copy(ring + into, next, w.tile_bytes);
-            into += w.tile_bytes, next += WARPS * w.tile_bytes, asked_tile += WARPS;
+            into += w.tile_bytes, next += along * w.tile_bytes, asked_tile += along;
             if (into == of_ring) into = 0;
             if (asked_tile >= k_tiles) {
-                if (++asked_matrix == RowTiles::MATRICES) asked_matrix = 0, asked += gridDim.x;
+                if (++asked_matrix == RowTiles::MATRICES) asked_matrix = 0, asked += gridDim.x * at_once;
                 begin();
             }
         }
@@ -273,17 +276,22 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
     if (EARLY) wait_for_previous();
 
     int slot = 0, turn = 0;
-    for (int number = blockIdx.x; number < count; number += gridDim.x) {
-        RowTile row_tile = row_tiles(number);
+    // The sum that this thread writes.
+    int row = threadIdx.x % TILE_ROWS, row_of_x = MANY ? threadIdx.x / TILE_ROWS % 8 : 0, beside = threadIdx.x / of_warp;
+    for (int first = blockIdx.x * at_once; first < count; first += gridDim.x * at_once) {
+        int number = first + warp / along;
+        bool works = number < count, writes = beside < at_once && first + beside < count && row_of_x < in.rows;
+        RowTile of_sum = {0, 0, 0, 0, 0, 0};
+        if (writes) of_sum = row_tiles(first + beside);
         // Lanes of rows that are not there make sums that nobody takes.
-        const uint16_t* x = in.x + (row_tile.x_row + min(lane / 4, in.rows - 1)) * in.stride + lane % 4 * 4;
-        int row = threadIdx.x % TILE_ROWS, row_of_x = threadIdx.x / TILE_ROWS;
+        int64_t x_row = at_once == 1 && writes ? of_sum.x_row : works ? row_tiles(number).x_row : 0;
+        const uint16_t* x = in.x + (x_row + min(lane / 4, in.rows - 1)) * in.stride + lane % 4 * 4;
         float of_matrices[RowTiles::MATRICES] = {};
 #pragma unroll 1
         for (int matrix = 0; matrix < RowTiles::MATRICES; matrix++, turn ^= 1) {
             float sums[4] = {0, 0, 0, 0};
 #pragma unroll 1
-            for (int k_tile = warp; k_tile < k_tiles; k_tile += WARPS) {
+            for (int k_tile = works ? part : k_tiles; k_tile < k_tiles; k_tile += along) {
                 if (stages == MAX_STAGES) cp_async_wait<MAX_STAGES - 2>();
                 else cp_async_wait<0>();
                 __syncwarp();
@@ -306,11 +314,11 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
                 if (MANY || of_x == 0) of_block[warp * of_warp + of_x * TILE_ROWS + lane / 4 + i / 2 * 8] = sums[i];
             }
             __syncthreads();
-            if (row_of_x >= in.rows) continue;
+            if (!writes) continue;
             float sum = 0;
-            for (int i = 0; i < WARPS; i++) sum += of_block[i * of_warp + threadIdx.x];
+            for (int i = 0; i < along; i++) sum += of_block[(beside * along + i) * of_warp + threadIdx.x % of_warp];
             of_matrices[matrix == 0 ? 0 : RowTiles::MATRICES - 1] = sum;
         }
-        if (row_of_x < in.rows && row >= row_tile.begin && row < row_tile.end) row_tiles.write(row_tile, row_of_x, row, of_matrices);
+        if (writes && row >= of_sum.begin && row < of_sum.end) row_tiles.write(of_sum, row_of_x, row, of_matrices);
     }
 }

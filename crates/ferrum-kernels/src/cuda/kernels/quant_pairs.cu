@@ -57,13 +57,13 @@ struct GatedTiles {
 };
 #define PAIR_PARAMS                                                                                                     \
     Act::Stored *out, const uint16_t *x, int stride, WEIGHT_PARAMS, const int *expert_ids, const int *ids, int pairs,   \
-        int groups, int n, int experts, int share, int each, int stages, const float *biases
+        int groups, int n, int experts, int share, int each, int stages, int along, const float *biases
 #define QUANT_PAIRS(NAME, BITS, TABLE)                                                                                  \
     KERNEL GEMV_BOUNDS quant_pairs_##NAME(PAIR_PARAMS) {                                           \
         Weight w = WEIGHT;                                                                                              \
         GemvInput in = {x, stride, 1};                                                                                  \
         PairTiles row_tiles = {out, {expert_ids, ids, pairs, n, experts, share, each}, biases};                           \
-        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, in);                   \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, along, in);                   \
     }                                                                                                                   \
     KERNEL GEMV_BOUNDS                                                                             \
         quant_gated_##NAME(PAIR_PARAMS, const uint8_t* up_tiles, const float* up_biases, int activation, float alpha,   \
@@ -72,7 +72,7 @@ struct GatedTiles {
         GemvInput in = {x, stride, 1};                                                                                  \
         GatedTiles row_tiles = {out,      {expert_ids, ids, pairs, n, experts, share, each}, biases,                      \
                               up_tiles, up_biases,                                         {activation, alpha, limit}}; \
-        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, in);                   \
+        gemv_row_tiles<PackedTile<BITS, TABLE>, false, false>(row_tiles, pairs * each, w, groups, stages, along, in);                   \
     }
 QUANT_PAIRS(2, 2, false)
 QUANT_PAIRS(3, 3, false)
