@@ -3,6 +3,7 @@
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::core::Shared;
+use super::error::failure;
 use super::memory::{Memory, Pinned};
 use super::nccl::Communicator;
 use super::nccl::Link;
@@ -17,10 +18,14 @@ use crate::backend::{
 };
 use ferrum_types::{Element, Error, Result};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Bytes that are copied between host and device at once.
 const STEP: usize = 8 << 20;
+
+/// Bytes of a piece of a weight, which one thread fills.
+pub(super) const PIECE: usize = 1 << 20;
 
 /// Pieces of pinned memory of one size that may be uploaded at once, and of the largest size: two of them keep the
 /// bus busy while the third is filled.
@@ -270,14 +275,62 @@ impl<A: CudaAct> CudaContext<A> {
         }
         let mut slot = self.take_up(bytes)?;
         let filled = fill(&mut slot.memory.bytes_mut()[..bytes]);
+        let some = if filled.is_ok() { to } else { &[] };
+        self.send_up(op, slot, some)?;
+        filled
+    }
+
+    /// Copies what pinned memory holds, and gives the slot back.
+    fn send_up(&mut self, op: &'static str, slot: Slot, to: &[(u64, usize)]) -> Result<()> {
         let mut first = 0;
-        for &(at, bytes) in to.iter().filter(|_| filled.is_ok()) {
+        for &(at, bytes) in to {
             self.stream.upload(op, at, &slot.memory, first, bytes)?;
             first += bytes;
         }
         self.stream.record(&slot.event)?;
         lock(&self.shared().slots).uploads.push(slot);
-        filled
+        Ok(())
+    }
+
+    /// Copies pieces to the device, which all threads fill: `place` is the address and the bytes of a piece, at most [`STEP`].
+    /// One thread alone reads a mapped file, or packs weights, at a fraction of what the bus takes.
+    pub(super) fn upload_pieces(
+        &mut self,
+        op: &'static str,
+        pieces: usize,
+        place: impl Fn(usize) -> (u64, usize) + Sync,
+        fill: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        let ctx = Mutex::new(self);
+        let take = || {
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= pieces {
+                    return Ok(());
+                }
+                let to = place(piece);
+                let mut slot = lock(&ctx).take_up(to.1)?;
+                let filled = fill(piece, &mut slot.memory.bytes_mut()[..to.1]);
+                let some = if filled.is_ok() { &[to][..] } else { &[] };
+                lock(&ctx).send_up(op, slot, some)?;
+                // The others find nothing left to do.
+                filled.inspect_err(|_| next.store(pieces, Ordering::Relaxed))?;
+            }
+        };
+        if pieces <= 1 {
+            return take();
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads.min(pieces))
+                .map(|_| scope.spawn(take))
+                .collect();
+            let panicked = |_| failure(op, "a thread that fills pinned memory panicked");
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().map_err(panicked)?)
+        })
     }
 
     fn begin_download(&mut self, op: &'static str, at: u64, bytes: usize) -> Result<Download> {

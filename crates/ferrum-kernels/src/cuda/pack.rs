@@ -3,7 +3,7 @@
 //! What a tile is says `kernels/packed.cuh`. A [`Source`] is a part of a projection whose numbers are integers with
 //! scales; parts of one [`Format`] (and one order of inputs) become one [`PackedSlab`].
 
-use super::context::CudaContext;
+use super::context::{CudaContext, PIECE};
 use super::memory::Memory;
 use super::role::CudaAct;
 use crate::backend::{GgufRows, QuantWeights, check};
@@ -14,9 +14,6 @@ use ferrum_types::{Error, GgufQuantType, Result};
 /// Numbers of a group, and of what nested scales belong to.
 pub(super) const GROUP: usize = 32;
 const SUPER: usize = 256;
-
-/// Numbers that are packed before they go to the device.
-const STAGED: usize = 4 << 20;
 
 /// How codes and scales of a slab lie, and what codes stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,23 +403,21 @@ impl PackedSlab {
             .iter()
             .flat_map(|source| (0..source.rows()).map(move |row| (source, row)))
             .collect();
-        let of_row_tile = TILE_ROWS * TILE_GROUPS * GROUP * k_tiles.max(1);
-        let at_once = (STAGED / of_row_tile).max(1) * TILE_ROWS;
-        for (number, some) in all.chunks(at_once).enumerate() {
-            let first = number * (at_once / TILE_ROWS) * row_tile_bytes;
-            let to = [(
-                slab.memory.at + first as u64,
-                some.len().div_ceil(TILE_ROWS) * row_tile_bytes,
-            )];
-            ctx.upload_with(op, &to, |staged| {
-                pack(op, some, cols, row_tile_bytes, staged)
-            })?;
-        }
+        let at_once = (PIECE / row_tile_bytes.max(1)).max(1) * TILE_ROWS;
+        let pieces: Vec<_> = all.chunks(at_once).collect();
+        let place = |piece: usize| {
+            let first = piece * (at_once / TILE_ROWS) * row_tile_bytes;
+            let bytes = pieces[piece].len().div_ceil(TILE_ROWS) * row_tile_bytes;
+            (slab.memory.at + first as u64, bytes)
+        };
+        ctx.upload_pieces(op, pieces.len(), place, |piece, staged| {
+            pack(op, pieces[piece], cols, row_tile_bytes, staged)
+        })?;
         Ok(slab)
     }
 }
 
-/// Writes the tiles of some rows, by all threads; each of their bytes is written.
+/// Writes the tiles of some rows; each of their bytes is written.
 fn pack(
     op: &'static str,
     rows: &[(&Source<'_>, usize)],
@@ -430,32 +425,17 @@ fn pack(
     row_tile_bytes: usize,
     row_tiles: &mut [u8],
 ) -> Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = rows.len().div_ceil(TILE_ROWS).div_ceil(threads).max(1);
-    let fill = |rows: &[(&Source<'_>, usize)], row_tiles: &mut [u8]| {
-        for (rows, row_tile) in rows
-            .chunks(TILE_ROWS)
-            .zip(row_tiles.chunks_mut(row_tile_bytes))
-        {
-            // Zeros behind the last row and the last number.
-            if rows.len() < TILE_ROWS || !cols.is_multiple_of(GROUP * TILE_GROUPS) {
-                row_tile.fill(0);
-            }
-            for (at, (source, row)) in rows.iter().enumerate() {
-                source.fill(op, *row, cols, (row_tile, at))?;
-            }
+    for (rows, row_tile) in rows
+        .chunks(TILE_ROWS)
+        .zip(row_tiles.chunks_mut(row_tile_bytes))
+    {
+        // Zeros behind the last row and the last number.
+        if rows.len() < TILE_ROWS || !cols.is_multiple_of(GROUP * TILE_GROUPS) {
+            row_tile.fill(0);
         }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let parts = rows
-            .chunks(share * TILE_ROWS)
-            .zip(row_tiles.chunks_mut(share * row_tile_bytes));
-        let jobs: Vec<_> = parts
-            .map(|(rows, row_tiles)| scope.spawn(move || fill(rows, row_tiles)))
-            .collect();
-        let panicked = |_| Error::invalid(op, "a thread that packs weights panicked");
-        jobs.into_iter()
-            .try_for_each(|job| job.join().map_err(panicked)?)
-    })
+        for (at, (source, row)) in rows.iter().enumerate() {
+            source.fill(op, *row, cols, (row_tile, at))?;
+        }
+    }
+    Ok(())
 }

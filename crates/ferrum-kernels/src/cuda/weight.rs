@@ -3,7 +3,7 @@
 //! Rows are padded with zeros to a multiple of eight elements, so that a kernel loads 16 bytes at once whatever the width.
 //! A fused projection of parts with different dtypes is a slab for each run of equal dtypes.
 
-use super::context::CudaContext;
+use super::context::{CudaContext, PIECE};
 use super::memory::Memory;
 use super::role::CudaAct;
 use crate::backend::check::{self, elements};
@@ -38,12 +38,6 @@ pub(super) struct Slab {
 pub(super) fn row_stride(cols: usize) -> usize {
     cols.next_multiple_of(8)
 }
-
-/// Bytes that are staged at once. Two such pieces are uploaded while the next one is filled.
-const STAGED: usize = 8 << 20;
-
-/// Bytes for which a thread of its own copies: one alone reads a mapped file at a fraction of what the bus takes.
-const OF_A_THREAD: usize = 2 << 20;
 
 /// Loads a matrix in a context of its own.
 pub(super) fn load<A: CudaAct>(
@@ -104,9 +98,10 @@ pub(super) fn upload_rows<'a, A: CudaAct>(
     op: &'static str,
     (rows, padded): (usize, usize),
     row: impl Fn(usize) -> &'a [u8] + Sync,
-    mut at: u64,
+    at: u64,
 ) -> Result<()> {
-    if padded > STAGED {
+    if padded > PIECE {
+        let mut at = at;
         for number in 0..rows {
             let mut row = row(number).to_vec();
             row.resize(padded, 0);
@@ -115,30 +110,19 @@ pub(super) fn upload_rows<'a, A: CudaAct>(
         }
         return Ok(());
     }
-    let fill = |staged: &mut [u8], first: usize| {
+    let at_once = PIECE / padded;
+    let place = |piece: usize| {
+        let first = piece * at_once;
+        let count = at_once.min(rows - first);
+        (at + (first * padded) as u64, count * padded)
+    };
+    ctx.upload_pieces(op, rows.div_ceil(at_once), place, |piece, staged| {
         for (i, to) in staged.chunks_exact_mut(padded).enumerate() {
-            let row = row(first + i);
+            let row = row(piece * at_once + i);
             let (data, padding) = to.split_at_mut(row.len());
             data.copy_from_slice(row);
             padding.fill(0);
         }
-    };
-    let (at_once, share) = (STAGED / padded, (OF_A_THREAD / padded).max(1));
-    for first in (0..rows).step_by(at_once) {
-        let count = at_once.min(rows - first);
-        let fill_all = |staged: &mut [u8]| {
-            match count <= share {
-                true => fill(staged, first),
-                false => std::thread::scope(|scope| {
-                    for (i, staged) in staged.chunks_mut(share * padded).enumerate() {
-                        scope.spawn(move || fill(staged, first + i * share));
-                    }
-                }),
-            }
-            Ok(())
-        };
-        ctx.upload_with(op, &[(at, count * padded)], fill_all)?;
-        at += (count * padded) as u64;
-    }
-    Ok(())
+        Ok(())
+    })
 }
