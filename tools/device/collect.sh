@@ -1,11 +1,12 @@
 #!/bin/bash
-# All that the reports of a CUDA card are made of, in one command of several minutes: start, conformance, parity, speed, kernels,
-# compute-sanitizer. For a machine that is there for a short time; `report.py` takes them one after the other.
+# All that the reports of a CUDA card are made of, in one command of several minutes: start, conformance, parity, speed, attention alone, gaps
+# between kernels, kernels, compute-sanitizer. For a machine that is there for a short time; `report.py` takes them one after the other.
 #
 #     tools/device/collect.sh FERRUM OUT
 #
-# writes conformance.txt, parity.txt, bench.txt, kernels.txt and sanitizer.txt into OUT. Needs NVRTC on the loader's path, python3 with numpy
-# and gguf, 45 GB in /dev/shm for models with random weights, and for the last two ncu and compute-sanitizer.
+# writes conformance.txt, parity.txt, bench.txt, attention.txt, gaps.txt, kernels.txt and sanitizer.txt into OUT. Needs NVRTC on the loader's
+# path, python3 with numpy and gguf, 45 GB in /dev/shm for models with random weights, for attention.txt nvcc and cupy, for gaps.txt g++ and
+# CUPTI, and for the last two ncu and compute-sanitizer.
 set -u
 ferrum=$(realpath "$1") out=$(realpath -m "$2")
 cd "$(dirname "$0")/../.." || exit
@@ -84,6 +85,22 @@ bench() { echo "== $*"; timeout 90 "$ferrum" bench "$@" --backend cuda --repeat 
     bench $models/8b-q4.gguf --prompt 1024 --gen 64 --batch-invariant
 } 2>&1 | tee -a "$out/bench.txt"
 say bench
+
+if command -v nvcc > /dev/null; then
+    python3 tools/device/attention.py > "$out/attention.txt" 2>&1
+    say "attention alone"
+fi
+
+cuda=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")") cupti=$cuda/extras/CUPTI
+if g++ -shared -fPIC -I"$cuda/include" -I"$cupti/include" -o "$work/trace.so" tools/device/trace.cpp -L"$cupti/lib64" -lcupti 2> "$work/trace.err"; then
+    for name in 1b-bf16 8b-q4.gguf 30b-q4.gguf; do
+        echo "== $models/$name"
+        CUDA_INJECTION64_PATH=$work/trace.so FERRUM_TRACE=$work/trace.csv LD_LIBRARY_PATH=$cupti/lib64:${LD_LIBRARY_PATH:-} \
+            timeout 60 "$ferrum" bench "$models/$name" --backend cuda --prompt 1024 --gen 64 --repeat 1 > /dev/null 2> "$work/bench.err"
+        python3 tools/device/trace.py "$work/trace.csv" 2>&1
+    done > "$out/gaps.txt"
+    say gaps
+fi
 
 # The kernels of the last steps, behind those that measure the device's peak.
 kernels() {
