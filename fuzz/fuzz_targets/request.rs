@@ -156,6 +156,7 @@ fn decoder() -> LoadedModel {
         pooling: Some(Default::default()),
         generates: true,
         dense: Default::default(),
+        prompts: Default::default(),
         embedding_size: hidden_size,
         sampling: SamplingParams::default(),
         tokenizer,
@@ -177,6 +178,7 @@ fn encoder(name: &str) -> LoadedModel {
     let encoder = Encoder::load(&device, &model, tokenizer, &mut |_, _| ()).expect("it loads");
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
+    let prompts = encoder.prompts().clone();
     let config = TaskConfig {
         max_waiting: 1024,
         stall_after: Duration::from_secs(60),
@@ -187,6 +189,7 @@ fn encoder(name: &str) -> LoadedModel {
         engine: engine.handle(),
         tokenizer,
         pooling,
+        prompts,
         embedding_size,
         labels,
     };

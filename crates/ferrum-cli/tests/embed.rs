@@ -4,7 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn encoder(name: &str) -> String {
     let path = root().join("fixtures/encoders").join(name);
@@ -358,6 +358,73 @@ fn ranked_as_transformers_scores(folder: &str, expected: &Value) {
         scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b),
         "{ranked}"
     );
+}
+
+/// A copy of an encoder's folder with this beside the model.
+fn with_prompts(name: &str, config: &Value) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(encoder(name)).unwrap() {
+        let file = file.unwrap();
+        if file.path().is_file() {
+            std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+        }
+    }
+    let path = dir.path().join("config_sentence_transformers.json");
+    std::fs::write(path, config.to_string()).unwrap();
+    dir
+}
+
+/// An encoder and a decoder, whose prompts sentence-transformers puts before texts.
+#[test]
+fn a_prompt_is_put_before_each_text() {
+    for name in ["bert", "gemma-embedding"] {
+        let prompts = json!({"query": "the cat: ", "document": ""});
+        let plain = encoder(name);
+        let expected = |texts: [&str; 2]| embed(&[&[&*plain], &texts[..]].concat());
+        let (bare, behind) = (
+            expected(["sat", "on"]),
+            expected(["the cat: sat", "the cat: on"]),
+        );
+        assert_ne!(bare, behind);
+        for (default, flags, with) in [
+            (None, &[][..], &bare),
+            (None, &["--prompt", "query"], &behind),
+            (Some("query"), &[], &behind),
+            (Some("query"), &["--prompt", "document"], &bare),
+        ] {
+            let config = json!({"prompts": prompts, "default_prompt_name": default});
+            let dir = with_prompts(name, &config);
+            let folder = dir.path().display().to_string();
+            let args = [&[&*folder], flags, &["sat", "on"]].concat();
+            assert_eq!(&embed(&args), with, "{name} {default:?} {flags:?}");
+        }
+    }
+}
+
+#[test]
+fn prompts_that_are_not_there_are_named() {
+    let bert = encoder("bert");
+    let sentence = fails(&["embed", &bert, "--prompt", "query", "hi"], b"");
+    let expected = "--prompt: found \"query\", the model has no prompts";
+    assert!(sentence.contains(expected), "{sentence}");
+    for (config, flags, expected) in [
+        (
+            json!({"prompts": {"a": "x", "b": "y"}}),
+            &["--prompt", "c"][..],
+            "--prompt: found \"c\", expected one of the model's prompts (a, b)",
+        ),
+        (
+            json!({"prompts": {"a": "x"}, "default_prompt_name": "c"}),
+            &[],
+            "expected one of its \"prompts\" (a)",
+        ),
+        (json!({"prompts": {"a": 5}}), &[], "expected a string"),
+    ] {
+        let dir = with_prompts("bert", &config);
+        let folder = dir.path().display().to_string();
+        let sentence = fails(&[&["embed", &*folder, "hi"], flags].concat(), b"");
+        assert!(sentence.contains(expected), "{sentence}");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub mod clip;
 mod decode;
 mod dense;
 mod draft_head;
+mod embedding_prompts;
 pub mod encoder;
 mod expert_relayout;
 mod expert_weights;
@@ -57,6 +58,7 @@ pub use cache::{CacheGroup, LayerCache, StateSlots, spanned_blocks};
 pub use decode::{DecodeBackend, RunnerDecode};
 pub use dense::DenseLayers;
 pub use draft_head::{DraftFeatures, DraftHead, load_draft_head, read_eagle3, read_mtp};
+pub use embedding_prompts::EmbeddingPrompts;
 pub use expert_relayout::ReorderedExperts;
 pub use expert_weights::{ExpertWeightForm, Moe};
 pub use experts::{

@@ -115,25 +115,33 @@ pub(crate) struct Modules {
     pub(crate) pooling: StatedPooling,
     /// Folders of the linear maps that are applied to what was pooled, in order.
     pub(crate) dense: Vec<PathBuf>,
+    /// Whether tokens of a prompt are left out of pooling.
+    pub(crate) leaves_prompt_out: bool,
 }
 
 /// The modules of `modules.json`. Where that file is missing, which sentence-transformers takes for a model without modules,
 /// the usual folders are believed.
 pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
     let list = folder.join("modules.json");
-    let mut maps = Vec::new();
+    let (mut maps, mut leaves_prompt_out) = (Vec::new(), false);
+    let mut stated_by = |config: PathBuf| {
+        let config = HfConfig::open(config)?;
+        leaves_prompt_out = config.bool("include_prompt")? == Some(false);
+        StatedPooling::of_config(&config)
+    };
     if !list.exists() {
         let config = folder.join("1_Pooling/config.json");
         let pooling = match config.exists() {
             true if folder.join("2_Dense").exists() => {
                 StatedPooling::Other("a module Dense".into())
             }
-            true => StatedPooling::of_config(&HfConfig::open(config)?)?,
+            true => stated_by(config)?,
             false => StatedPooling::Nothing,
         };
         return Ok(Modules {
             pooling,
             dense: maps,
+            leaves_prompt_out,
         });
     }
     let (mut stated, mut other, mut normalized) = (StatedPooling::Nothing, None, false);
@@ -145,8 +153,7 @@ pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
             // At the end, whoever takes the embedding normalises it.
             Some("Normalize") => normalized = true,
             Some("Pooling") if stated == StatedPooling::Nothing => {
-                let config = folder_of(folder, &module)?.join("config.json");
-                stated = StatedPooling::of_config(&HfConfig::open(config)?)?;
+                stated = stated_by(folder_of(folder, &module)?.join("config.json"))?;
             }
             Some("Dense") if stated != StatedPooling::Nothing && !normalized => {
                 let folder = folder_of(folder, &module)?;
@@ -171,6 +178,7 @@ pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
     Ok(Modules {
         pooling,
         dense: maps,
+        leaves_prompt_out,
     })
 }
 

@@ -42,6 +42,11 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_name = "HOW")]
     pub(crate) pooling: Option<PoolingArg>,
 
+    /// Which of the model's prompts is put before each text, such as query or document [default: the one that its files name, if
+    /// any]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prompt: Option<String>,
+
     /// Numbers of each vector that are kept, for models that were trained for it [default: all]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 20))]
     pub(crate) dimensions: Option<u32>,

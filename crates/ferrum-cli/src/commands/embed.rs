@@ -13,7 +13,7 @@ use ferrum_engine::{BackendDispatch, BackendKind, Embedded, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
-use ferrum_models::{LoadProgress, ModelKind, Pooling};
+use ferrum_models::{EmbeddingPrompts, LoadProgress, ModelKind, Pooling};
 use std::collections::BTreeMap;
 
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
@@ -24,8 +24,9 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
             let decoder = Decoder::read(source)?;
             let dimensions = dimensions(args, decoder.dimensions())?;
             let pooling = pooling(args, decoder.pooling())?;
+            let texts = texts(args, decoder.prompts())?;
             let embedded;
-            (embedded, kept) = decoder.embed(args, &lines(&args.texts)?, pooling)?;
+            (embedded, kept) = decoder.embed(args, &texts, pooling)?;
             (embedded, dimensions)
         }
         _ => {
@@ -33,7 +34,7 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
             let mut encoder = open(source, &args.device, args.dtype)?;
             let dimensions = dimensions(args, encoder.dimensions())?;
             let pooling = pooling(args, encoder.pooling())?;
-            let embedded = encoder.embed(&lines(&args.texts)?, pooling)?;
+            let embedded = encoder.embed(&texts(args, encoder.prompts())?, pooling)?;
             let cut = embedded.iter().filter(|one| one.cut).count();
             warn_of_cut(cut, "text", encoder.max_tokens());
             (embedded, dimensions)
@@ -53,6 +54,14 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
         weight_cache::finish(kept);
     }
     shown
+}
+
+/// The texts behind one of the model's prompts.
+fn texts(args: &EmbedArgs, prompts: &EmbeddingPrompts) -> Outcome<Vec<String>> {
+    let before = prompts.text(args.prompt.as_deref());
+    let before = before.map_err(|reason| Failure::new(format!("--prompt: {reason}")))?;
+    let texts = lines(&args.texts)?;
+    Ok(texts.iter().map(|text| format!("{before}{text}")).collect())
 }
 
 /// A line of numbers for each vector.

@@ -46,7 +46,7 @@ mod step_loop;
 mod step_time;
 
 pub use health::{Clock, DEGRADED_AFTER, Health};
-pub use pooling::{DenseLayers, Pooling};
+pub use pooling::{DenseLayers, EmbeddingPrompts, Pooling};
 pub use request::{
     EngineError, Event, EventStream, MAX_CHOICES, MAX_LOGPROB_ENTRIES, MAX_LOGPROBS,
     MAX_STOP_BYTES, MAX_STOP_TOKENS, MAX_STOPS, Request, RequestId, StopMatch, Usage,

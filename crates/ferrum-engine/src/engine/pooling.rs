@@ -1,6 +1,6 @@
 //! Pools the hidden states of a text into one vector.
 
-pub use ferrum_models::{DenseLayers, Pooling};
+pub use ferrum_models::{DenseLayers, EmbeddingPrompts, Pooling};
 
 /// Pooled states of the tokens so far.
 #[derive(Debug)]

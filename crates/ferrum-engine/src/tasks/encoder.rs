@@ -10,7 +10,7 @@ use ferrum_kernels::{BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::encoder::{
     EncoderLimits, EncoderModel, EncoderRunner, TextEncoder, TextInput, load_encoder,
 };
-use ferrum_models::{DenseLayers, LoadProgress, Pooling, WeightForm};
+use ferrum_models::{DenseLayers, EmbeddingPrompts, LoadProgress, Pooling, WeightForm};
 use ferrum_types::{Error, Result, TokenId};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -224,6 +224,7 @@ pub struct Encoder {
     pooling: Option<Pooling>,
     /// What makes embeddings of pooled vectors.
     dense: DenseLayers,
+    prompts: EmbeddingPrompts,
 }
 
 /// What a text became.
@@ -327,6 +328,7 @@ impl Encoder {
             tokenizer,
             pooling: model.pooling,
             dense: model.dense.clone(),
+            prompts: model.prompts.clone(),
         })
     }
 
@@ -338,6 +340,11 @@ impl Encoder {
     /// How the model's files say that vectors are pooled; `None` for ways that are not known.
     pub fn pooling(&self) -> Option<Pooling> {
         self.pooling
+    }
+
+    /// What it may be given before texts that become vectors, which is for the caller to do.
+    pub fn prompts(&self) -> &EmbeddingPrompts {
+        &self.prompts
     }
 
     /// Elements of a vector.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Beside the weights of a Hugging Face folder: all that Ferrum reads. What lacks is taken for not said, so a file that is
 /// left out here makes other numbers than its folder does.
-const METADATA_FILES: [&str; 12] = [
+const METADATA_FILES: [&str; 13] = [
     "config.json",
     "generation_config.json",
     "quantize_config.json",
@@ -24,6 +24,7 @@ const METADATA_FILES: [&str; 12] = [
     "preprocessor_config.json",
     "processor_config.json",
     "modules.json",
+    "config_sentence_transformers.json",
 ];
 
 /// Further templates.
@@ -444,6 +445,7 @@ mod tests {
             "preprocessor_config.json",
             "processor_config.json",
             "modules.json",
+            "config_sentence_transformers.json",
             "sentence_bert_config.json",
             "1_Pooling/config.json",
             "2_Dense/config.json",
@@ -470,6 +472,7 @@ mod tests {
                 "preprocessor_config.json",
                 "processor_config.json",
                 "modules.json",
+                "config_sentence_transformers.json",
                 "sentence_bert_config.json",
                 "1_Pooling/config.json",
                 "2_Dense/config.json",

@@ -1,6 +1,7 @@
 //! What an encoder is, and how its tensors are called, whatever kind of file it comes from.
 
 use crate::dense::DenseLayers;
+use crate::embedding_prompts::EmbeddingPrompts;
 use crate::named::{Bias, WeightDtype};
 use crate::pooling::Pooling;
 use crate::spec::{Activation, RopeSpec};
@@ -98,6 +99,8 @@ pub struct EncoderModel {
     pub pooling: Option<Pooling>,
     /// What is applied to a pooled vector.
     pub dense: DenseLayers,
+    /// What it may be given before texts that become vectors.
+    pub prompts: EmbeddingPrompts,
     /// Tokens that sentence-transformers cuts texts off at, where it says so.
     pub max_seq_length: Option<usize>,
     /// In what type its matrices are kept on a device.

@@ -3,6 +3,7 @@
 use super::config::EncoderModel;
 use super::{gguf, hf};
 use crate::dense::DenseLayers;
+use crate::embedding_prompts::EmbeddingPrompts;
 use crate::named::WeightDtype;
 use crate::pooling::{Pooling, StatedPooling};
 use ferrum_formats::ModelSource;
@@ -27,6 +28,7 @@ pub fn read_encoder(source: ModelSource) -> Result<EncoderModel> {
     };
     Ok(EncoderModel {
         dense: DenseLayers::of(&source, spec.hidden_size)?,
+        prompts: EmbeddingPrompts::of(&source)?,
         spec,
         pooling: StatedPooling::of(&source)?.or(Pooling::Mean),
         max_seq_length: match &source {

@@ -138,6 +138,7 @@ pub(crate) fn load(
         stop_tokens: tokenizer.eos_ids().to_vec(),
         pooling: None,
         dense: Default::default(),
+        prompts: Default::default(),
         embedding_size: hidden_size,
         sampling: SamplingParams::default(),
         tokenizer,

@@ -7,7 +7,7 @@ use crate::models::vision::ServedVision;
 use crate::output::CallFormat;
 use crate::prompt::special_token_escape::{self, SpecialTokenEscaper};
 use crate::prompt::template_limits::TemplateLimits;
-use ferrum_engine::engine::{DenseLayers, Pooling};
+use ferrum_engine::engine::{DenseLayers, EmbeddingPrompts, Pooling};
 use ferrum_engine::grammar::GrammarCompiler;
 use ferrum_engine::{Dry, DryBreakers, EngineHandle, SamplingParams};
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate};
@@ -45,6 +45,8 @@ pub struct ServedModel {
     pub pooling: Option<Pooling>,
     /// What makes embeddings of pooled states.
     pub dense: DenseLayers,
+    /// What it may be given before texts that become embeddings.
+    pub prompts: EmbeddingPrompts,
     /// Elements of an embedding.
     pub embedding_size: usize,
     /// What holds where a request says nothing: what the model recommends, and neutral values.

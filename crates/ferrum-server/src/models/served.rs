@@ -3,7 +3,7 @@
 use crate::models::info::{ModelInfo, ModelKind};
 use crate::models::model::{Model, ServedModel};
 use crate::models::vision::ServedVision;
-use ferrum_engine::engine::{EngineStats, Pooling};
+use ferrum_engine::engine::{EmbeddingPrompts, EngineStats, Pooling};
 use ferrum_engine::transcribe::Transcriber;
 use ferrum_engine::vision::VisionTower;
 use ferrum_engine::{
@@ -21,6 +21,8 @@ pub struct ServedEncoder {
     /// How the vectors of a text's tokens become one; `None` where the model's files ask for a way that is not known
     /// here.
     pub pooling: Option<Pooling>,
+    /// What it may be given before texts that become embeddings.
+    pub prompts: EmbeddingPrompts,
     /// Elements of an embedding.
     pub embedding_size: usize,
     /// Logits of a pair of texts; 0: it has no classifier, 1: it is a reranker.

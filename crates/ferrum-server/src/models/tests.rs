@@ -39,6 +39,7 @@ pub(crate) fn demo() -> LoadedModel {
         stop_tokens: Vec::new(),
         pooling: Some(Default::default()),
         dense: Default::default(),
+        prompts: Default::default(),
         embedding_size: model.spec.hidden_size,
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,

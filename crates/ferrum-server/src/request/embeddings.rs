@@ -11,6 +11,8 @@ pub(crate) struct Embeddings {
     /// Texts, if there are no messages.
     pub(crate) input: Option<Prompts>,
     pub(crate) dimensions: Option<Quantity>,
+    /// Which of the model's prompts is put before each text, as text-embeddings-inference has it; its default where none is named.
+    pub(crate) prompt_name: Option<String>,
     /// `float` or `base64`.
     pub(crate) encoding_format: Option<String>,
     /// Only so many of a text's last tokens; -1: as many as fit.

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::generation::options::check_range;
 use crate::http::app::App;
 use crate::models::AnyLease;
-use crate::request::{self, Body};
+use crate::request::{self, Body, Prompt, Prompts};
 use crate::response::{
     Embedding, EmbeddingList, EmbeddingObject, ListObject, Pooling, PoolingList, PoolingObject,
     PromptUsage,
@@ -19,6 +19,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::value::RawValue;
 use std::sync::Arc;
+
+const PROMPT_NAME: &str = "prompt_name";
 
 #[derive(Debug)]
 struct Job {
@@ -105,7 +107,14 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
             return Err(ApiError::invalid("messages", reason));
         }
         (None, None) => return Err(ApiError::invalid("input", "it is missing")),
-        (Some(texts), None) => Input::Texts("input", texts),
+        (Some(mut texts), None) => {
+            prompt(lease, fields.prompt_name.as_deref(), &mut texts)?;
+            Input::Texts("input", texts)
+        }
+        (None, Some(_)) if fields.prompt_name.is_some() => {
+            let reason = "it is for texts, and there are messages";
+            return Err(ApiError::invalid(PROMPT_NAME, reason));
+        }
         (None, Some(conversation)) => {
             let begin = fields.add_generation_prompt.unwrap_or(false);
             let add = fields.add_special_tokens.unwrap_or(false);
@@ -121,6 +130,29 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
         dimensions,
         base64,
     })
+}
+
+/// Puts a prompt of the model before each text: the one that is named, or the default. Tokens have what they are to have.
+fn prompt(lease: &AnyLease, name: Option<&str>, texts: &mut Prompts) -> Result<(), ApiError> {
+    let prompts = match lease {
+        AnyLease::Decoder(lease) => &lease.served.prompts,
+        AnyLease::Encoder(lease) => &lease.prompts,
+        other @ AnyLease::Transcriber(_) => return Err(other.refusal()),
+    };
+    let before = prompts
+        .text(name)
+        .map_err(|reason| ApiError::invalid(PROMPT_NAME, reason))?;
+    for text in &mut texts.list {
+        match text {
+            Prompt::Text(text) => text.insert_str(0, before),
+            Prompt::Tokens(_) if name.is_some() => {
+                let reason = "it is for texts, and the input has tokens";
+                return Err(ApiError::invalid(PROMPT_NAME, reason));
+            }
+            Prompt::Tokens(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// States at length 1; a zero stays one.

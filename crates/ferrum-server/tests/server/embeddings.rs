@@ -258,6 +258,16 @@ fn what_is_wrong_is_named() {
             "\"int8\"",
         ),
         (
+            json!({"prompt_name": "query"}),
+            "prompt_name",
+            "the model has no prompts",
+        ),
+        (
+            json!({"input": null, "messages": [{"role": "user", "content": "a"}], "prompt_name": "query"}),
+            "prompt_name",
+            "there are messages",
+        ),
+        (
             json!({"input": vec![7; 600]}),
             "input",
             "maximum context length is 512",

@@ -3,6 +3,7 @@
 use super::*;
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{Encoder, TaskConfig, TaskEngine};
+use ferrum_models::EmbeddingPrompts;
 use ferrum_models::encoder::read_encoder;
 use ferrum_server::ServedEncoder;
 use serde_json::json;
@@ -24,7 +25,10 @@ fn floats(value: &Value) -> Vec<f64> {
 }
 
 fn load_encoder(name: &str) -> LoadedModel {
-    let model = read_encoder(ModelSource::open(fixture(name)).unwrap()).unwrap();
+    let mut model = read_encoder(ModelSource::open(fixture(name)).unwrap()).unwrap();
+    if name == CLASSIFIER {
+        model.prompts = prompts();
+    }
     let tokenizer = Tokenizer::from_hf_dir(fixture(name)).unwrap();
     let options = BackendOptions {
         threads: Some(1),
@@ -34,6 +38,7 @@ fn load_encoder(name: &str) -> LoadedModel {
     let encoder = Encoder::load(&device, &model, tokenizer, &mut |_, _| ()).unwrap();
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
+    let prompts = encoder.prompts().clone();
     let config = TaskConfig {
         max_waiting: 16,
         stall_after: PATIENCE,
@@ -44,10 +49,25 @@ fn load_encoder(name: &str) -> LoadedModel {
         engine: engine.handle(),
         tokenizer,
         pooling,
+        prompts,
         embedding_size,
         labels,
     };
     LoadedModel::Encoder(engine, model)
+}
+
+/// As a folder has them.
+fn prompts() -> EmbeddingPrompts {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::copy(fixture(CLASSIFIER).join("config.json"), path("config.json")).unwrap();
+    let config = json!({"prompts": {"query": "query: "}});
+    std::fs::write(
+        path("config_sentence_transformers.json"),
+        config.to_string(),
+    )
+    .unwrap();
+    EmbeddingPrompts::of(&ModelSource::open(dir.path()).unwrap()).unwrap()
 }
 
 const BERT: &str = "bert";
@@ -131,6 +151,47 @@ fn vectors_of_texts_and_of_tokens_are_those_of_transformers() {
     );
     let pooled = server.ask("/pooling", &json!({"model": BERT, "input": text}));
     assert_eq!(pooled["data"][0]["data"], ask(json!({})));
+}
+
+#[test]
+fn a_prompt_is_put_before_texts() {
+    let server = server();
+    let vectors = |fields: Value| {
+        let mut body = json!({"model": CLASSIFIER});
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        server.ask("/v1/embeddings", &body)["data"].clone()
+    };
+    let expected = vectors(json!({"input": ["query: a", "query: the cat"]}));
+    let found = vectors(json!({"input": ["a", "the cat"], "prompt_name": "query"}));
+    assert_eq!(found, expected);
+    assert_ne!(vectors(json!({"input": ["a", "the cat"]})), expected);
+    for (fields, words) in [
+        (
+            json!({"input": "a", "prompt_name": "q"}),
+            "expected one of the model's prompts (query)",
+        ),
+        (
+            json!({"input": [1, 2], "prompt_name": "query"}),
+            "the input has tokens",
+        ),
+        (
+            json!({"model": BERT, "input": "a", "prompt_name": "query"}),
+            "the model has no prompts",
+        ),
+    ] {
+        let mut body = json!({"model": CLASSIFIER});
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let reply = server.post("/v1/embeddings", &body);
+        assert_eq!(reply.status, 400, "{body}");
+        let answer = reply.json();
+        assert_eq!(answer["error"]["param"], "prompt_name", "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{message}");
+    }
 }
 
 /// More texts than a task has: what is packed beside a text changes nothing.

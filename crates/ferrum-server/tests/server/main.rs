@@ -36,7 +36,9 @@ use ferrum_engine::{
 use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_formats::{Gguf, ModelSource};
-use ferrum_models::{DenseLayers, KvLayout, Model, RunnerConfig, StatedPooling, read_model};
+use ferrum_models::{
+    DenseLayers, EmbeddingPrompts, KvLayout, Model, RunnerConfig, StatedPooling, read_model,
+};
 use ferrum_server::{LoadedModel, ModelLoader, ServedModel, Server, ServerConfig, ShutdownError};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -116,6 +118,7 @@ fn load(
         pooling: pooling.or(model.usual_pooling()),
         embedding_size: dense.dimensions(model.spec.hidden_size),
         dense,
+        prompts: EmbeddingPrompts::of(&model.source).unwrap(),
         stop_tokens: tokenizer.eos_ids().to_vec(),
         sampling: ferrum_engine::SamplingParams::default(),
         tokenizer,

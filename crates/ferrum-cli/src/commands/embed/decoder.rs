@@ -13,7 +13,8 @@ use ferrum_engine::{
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::EncodeOptions;
 use ferrum_models::{
-    DenseLayers, KvLayout, Model, Pooling, RunnerConfig, StatedPooling, read_model,
+    DenseLayers, EmbeddingPrompts, KvLayout, Model, Pooling, RunnerConfig, StatedPooling,
+    read_model,
 };
 use ferrum_types::TokenId;
 use std::collections::VecDeque;
@@ -33,6 +34,7 @@ pub(super) struct Decoder {
     pooling: Option<Pooling>,
     /// What makes embeddings of pooled states.
     dense: DenseLayers,
+    prompts: EmbeddingPrompts,
 }
 
 impl Decoder {
@@ -40,16 +42,23 @@ impl Decoder {
         let model = read_model(source)?;
         let pooling = StatedPooling::of(&model.source)?.or(model.usual_pooling());
         let dense = DenseLayers::of(&model.source, model.spec.hidden_size)?;
+        let prompts = EmbeddingPrompts::of(&model.source)?;
         Ok(Self {
             model,
             pooling,
             dense,
+            prompts,
         })
     }
 
     /// How its files say that states are pooled; `None` for ways that are not known.
     pub(super) fn pooling(&self) -> Option<Pooling> {
         self.pooling
+    }
+
+    /// What it may be given before texts.
+    pub(super) fn prompts(&self) -> &EmbeddingPrompts {
+        &self.prompts
     }
 
     /// Elements of a vector.
@@ -69,7 +78,7 @@ impl Decoder {
                 "--dtype is for text encoders, and this model is a decoder: its weights stay as they are stored",
             ));
         }
-        let prompts = self.prompts(texts)?;
+        let prompts = self.tokens(texts)?;
         let (engine, kept) = self.start(args, &prompts)?;
         let handle = engine.handle();
         let (mut embedded, mut waiting) = (Vec::with_capacity(texts.len()), VecDeque::new());
@@ -102,7 +111,7 @@ impl Decoder {
     }
 
     /// The tokens of each text.
-    fn prompts(&self, texts: &[String]) -> Outcome<Vec<Vec<TokenId>>> {
+    fn tokens(&self, texts: &[String]) -> Outcome<Vec<Vec<TokenId>>> {
         let tokenizer = load_model::tokenizer_of(&self.model)?;
         let most = self.model.spec.context_length;
         let prompt = |(i, text): (usize, &String)| {

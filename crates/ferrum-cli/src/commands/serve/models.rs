@@ -17,8 +17,8 @@ use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::encoder::read_encoder;
 use ferrum_models::whisper::read_whisper;
 use ferrum_models::{
-    DenseLayers, DraftHead, KvLayout, Model, ModelKind, RunnerConfig, StatedPooling, read_eagle3,
-    read_mtp,
+    DenseLayers, DraftHead, EmbeddingPrompts, KvLayout, Model, ModelKind, RunnerConfig,
+    StatedPooling, read_eagle3, read_mtp,
 };
 use ferrum_server::{
     LoadedModel, ModelEvent, ModelLoader, ServedEncoder, ServedModel, ServedTranscriber,
@@ -292,6 +292,7 @@ fn start(models: &Models, source: Option<&Path>) -> Outcome<LoadedModel> {
         pooling: StatedPooling::of(&model.source)?.or(model.usual_pooling()),
         embedding_size: dense.dimensions(model.spec.hidden_size),
         dense,
+        prompts: EmbeddingPrompts::of(&model.source)?,
         stop_tokens: generation::stop_tokens(&model, &tokenizer),
         sampling,
         tokenizer,
@@ -426,11 +427,13 @@ fn start_encoder(args: &ServeArgs, source: ModelSource) -> Outcome<LoadedModel> 
     let encoder = embed::load(&model, &args.device.device, &mut |_, _| ())?;
     let (tokenizer, pooling) = (Arc::clone(encoder.tokenizer()), encoder.pooling());
     let (embedding_size, labels) = (encoder.dimensions(), encoder.labels());
+    let prompts = encoder.prompts().clone();
     let engine = TaskEngine::start(encoder, task_config(args))?;
     let served = ServedEncoder {
         engine: engine.handle(),
         tokenizer,
         pooling,
+        prompts,
         embedding_size,
         labels,
     };
