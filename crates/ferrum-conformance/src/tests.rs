@@ -118,6 +118,7 @@ mod cpu {
         avx_vnni: AvxVnni,
         avx512: Avx512,
         avx512_bf16: Avx512Bf16,
+        amx: Amx,
         neon: Neon,
         neon_dotprod: NeonDot,
     }

@@ -8,7 +8,7 @@ use super::simd::scalar::Scalar as Base;
 use super::simd::sse2::Sse2 as Base;
 use super::simd::{ByteProducts, Simd};
 #[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Avx2, avx512::Avx512};
+use super::simd::{amx, avx2::Avx2, avx512::Avx512};
 use ferrum_types::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -28,6 +28,8 @@ pub enum Isa {
     Avx512,
     /// The same with dot products of bf16.
     Avx512Bf16,
+    /// The same with AMX: products of tiles of bf16 and of bytes.
+    Amx,
     /// aarch64.
     Neon,
     /// aarch64 with dot products of bytes.
@@ -36,7 +38,7 @@ pub enum Isa {
 
 impl Isa {
     /// All levels, slowest first.
-    pub const ALL: [Isa; 8] = [
+    pub const ALL: [Isa; 9] = [
         Isa::Scalar,
         Isa::Sse2,
         Isa::Neon,
@@ -45,6 +47,7 @@ impl Isa {
         Isa::AvxVnni,
         Isa::Avx512,
         Isa::Avx512Bf16,
+        Isa::Amx,
     ];
 
     /// The level that every CPU of this architecture has.
@@ -63,12 +66,13 @@ impl Isa {
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDot => "neon-dotprod",
         }
     }
 
-    /// Whether this CPU has it.
+    /// Whether this CPU has it, and the system lets this process use it.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar | Isa::Sse2 | Isa::Neon if self == Isa::BASE => true,
@@ -91,6 +95,8 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[allow(unreachable_patterns)]
@@ -101,7 +107,7 @@ impl Isa {
     /// Whether products with weights of bf16 round activations to bf16. All else is the same at every
     /// level, to the bit.
     pub const fn rounds_bf16(self) -> bool {
-        matches!(self, Isa::Avx512Bf16)
+        matches!(self, Isa::Avx512Bf16 | Isa::Amx)
     }
 
     /// The fastest level of this CPU.
@@ -278,7 +284,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Level::new` has checked that the CPU has the features that the function
             // enables, which are those the token stands for.
-            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { kernel.run_avx512() },
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.run_avx512() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; the level has all features of AVX2.
             Isa::Avx2 | Isa::AvxVnni => unsafe { kernel.run_avx2() },
@@ -299,7 +305,7 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512Bf16 => unsafe { kernel.run_avx512_bf16() },
+            Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.run_avx512_bf16() },
             _ => kernel.run_base(),
         }
     }
@@ -310,7 +316,7 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512 | Isa::Avx512Bf16 => unsafe { kernel.bytes_avx512() },
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.bytes_avx512() },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
             Isa::AvxVnni => unsafe { kernel.bytes_avx_vnni() },

@@ -24,9 +24,9 @@ pub(crate) struct DeviceArgs {
 
     /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
     ///
-    /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16; neon, neon-dotprod; scalar on other processors.
-    /// `ferrum devices` shows the fastest of this CPU. All give the same bits but the last, which rounds activations where weights are
-    /// bf16.
+    /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16, amx; neon, neon-dotprod; scalar on other processors.
+    /// `ferrum devices` shows the fastest of this CPU. All give the same bits but avx512-bf16 and amx, which round activations where
+    /// weights are bf16.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,
 
