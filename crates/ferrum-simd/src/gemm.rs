@@ -4,6 +4,8 @@
 //! of memory). Many rows are multiplied in blocks: eight panels become f32 (if it is not what products
 //! take already) in a buffer, and each is multiplied with a chunk of tiles of rows at a time.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 mod columns;
 pub(crate) mod e4m3;
 mod format;
@@ -97,6 +99,10 @@ pub(crate) fn columns_of(
     weight: &CpuWeight,
     columns: Columns<'_>,
 ) -> Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    if weight.elements.are_tiles() {
+        return amx::product(exec, scratch, x, weight, columns);
+    }
     with_format!(weight.elements, F => product::<F>(exec, scratch, x, weight, columns))
 }
 

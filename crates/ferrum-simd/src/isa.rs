@@ -104,10 +104,16 @@ impl Isa {
         }
     }
 
-    /// Whether products with weights of bf16 round activations to bf16. All else is the same at every
-    /// level, to the bit.
+    /// Whether products with weights of bf16 round activations to bf16. All else but what a level
+    /// [splits](Self::splits_f32) is the same at every level, to the bit.
     pub const fn rounds_bf16(self) -> bool {
         matches!(self, Isa::Avx512Bf16 | Isa::Amx)
+    }
+
+    /// Whether products with weights of f32 split their numbers into two of bf16, so that they differ from those of other
+    /// levels by about 2^-17.
+    pub const fn splits_f32(self) -> bool {
+        matches!(self, Isa::Amx)
     }
 
     /// The fastest level of this CPU.
@@ -115,9 +121,9 @@ impl Isa {
         Self::fastest(Self::is_available)
     }
 
-    /// The fastest level of this CPU that [rounds](Self::rounds_bf16) nothing.
+    /// The fastest level of this CPU that neither [rounds](Self::rounds_bf16) nor [splits](Self::splits_f32) anything.
     pub fn best_exact() -> Isa {
-        Self::fastest(|isa| isa.is_available() && !isa.rounds_bf16())
+        Self::fastest(|isa| isa.is_available() && !isa.rounds_bf16() && !isa.splits_f32())
     }
 
     fn fastest(wanted: impl Fn(Isa) -> bool) -> Isa {
@@ -296,6 +302,12 @@ impl Level {
     #[inline]
     pub fn has_bf16(self) -> bool {
         self.bf16
+    }
+
+    /// Whether products with weights of f32 and of bf16 are made in tiles of AMX.
+    #[inline]
+    pub fn has_tiles(self) -> bool {
+        self.isa.splits_f32()
     }
 
     /// Runs `kernel`, which makes dot products of bf16: at other levels than those that

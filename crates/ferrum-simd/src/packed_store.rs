@@ -39,7 +39,8 @@ const SAMPLE: usize = 64;
 pub fn layout(level: Level) -> String {
     let flip = level.run_bytes(SignFlip);
     let bf16 = if level.has_bf16() { "-bf16" } else { "" };
-    format!("{LAYOUT}-{flip:02x}{bf16}")
+    let tiles = if level.has_tiles() { "-tiles" } else { "" };
+    format!("{LAYOUT}-{flip:02x}{bf16}{tiles}")
 }
 
 impl PackedKey {
@@ -265,6 +266,8 @@ impl Packable for CpuWeight {
             Elements::Bf16 => 2,
             Elements::Bf16Pairs => 3,
             Elements::E4m3 => 4,
+            Elements::F32Tiles => 5,
+            Elements::Bf16Tiles => 6,
         });
         put_shape(entry, self.shape);
         entry.panels.push(self.data.clone());
@@ -277,15 +280,21 @@ impl Packable for CpuWeight {
             2 => Elements::Bf16,
             3 => Elements::Bf16Pairs,
             4 => Elements::E4m3,
+            5 => Elements::F32Tiles,
+            6 => Elements::Bf16Tiles,
             _ => return None,
         };
         let shape = reader.shape()?;
         // Before a product of it is made: none of a panel has more than f32 and a scale.
         shape.cols.checked_mul(PANEL * 8)?;
-        if elements == Elements::Bf16Pairs {
-            let fits = reader.level.has_bf16() && shape.cols.is_multiple_of(2);
-            fits.then_some(())?;
-        }
+        let has_level = match elements {
+            Elements::Bf16Pairs => reader.level.has_bf16(),
+            Elements::F32Tiles | Elements::Bf16Tiles => reader.level.has_tiles(),
+            _ => true,
+        };
+        let pairs = matches!(elements, Elements::Bf16Pairs | Elements::Bf16Tiles);
+        let whole = !pairs || shape.cols.is_multiple_of(2);
+        (has_level && whole).then_some(())?;
         let data = reader.panels(shape.rows, elements.panel_bytes(shape.cols))?;
         Some(Self {
             shape,

@@ -2,6 +2,8 @@
 //! which `ferrum bench` puts its figures.
 
 use super::exec::Exec;
+#[cfg(target_arch = "x86_64")]
+use super::gemm::amx;
 use super::gemm::lane::{Bf16PairLane, F32Lane, Lane};
 use super::isa::{ByteKernel, Kernel};
 use super::marlin::with_panels;
@@ -21,6 +23,9 @@ const BYTES: usize = 256 << 20;
 const ROUNDS: usize = 50_000;
 /// Independent sums: enough to hide the latency of an addition, few enough to stay in registers.
 const WIDE_SUMS: usize = 12;
+/// Rounds of products in tiles, each of a thousand cycles or less.
+#[cfg(target_arch = "x86_64")]
+const TILE_ROUNDS: usize = 500;
 /// Rounds of arithmetic on bytes, of as many products as sums of 16 bits can hold.
 const BYTE_ROUNDS: usize = 6_400;
 const PRODUCTS: usize = 8;
@@ -119,16 +124,36 @@ fn copy(exec: &Exec, from: &[u8], to: &mut [u8]) {
 }
 
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
-/// typical run.
+/// typical run. Where products of f32 are made in tiles of split numbers, of such.
 pub fn fma_peak(exec: &Exec) -> f64 {
-    lane_peak::<F32Lane>(exec)
+    tile_peak::<true>(exec).unwrap_or_else(|| lane_peak::<F32Lane>(exec))
 }
 
 /// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical
 /// run, where products with weights of bf16 are made of such.
 pub fn bf16_peak(exec: &Exec) -> Option<f64> {
     let has_bf16 = exec.level.has_bf16();
-    has_bf16.then(|| lane_peak::<Bf16PairLane>(exec))
+    has_bf16.then(|| tile_peak::<false>(exec).unwrap_or_else(|| lane_peak::<Bf16PairLane>(exec)))
+}
+
+/// Operations of products in tiles, of operands in the first-level cache, if the level has tiles.
+fn tile_peak<const SPLIT: bool>(exec: &Exec) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if exec.level.has_tiles() {
+        let tasks = exec.pool.threads() * 4;
+        let operations = amx::repeat_products::<SPLIT>(exec.level, 0);
+        let seconds = median_seconds(TIME, || {
+            exec.pool.run(tasks, &|_, _| {
+                black_box(amx::repeat_products::<SPLIT>(
+                    exec.level,
+                    black_box(TILE_ROUNDS),
+                ));
+            });
+        });
+        return Some((tasks * TILE_ROUNDS * operations) as f64 / seconds);
+    }
+    let _ = exec;
+    None
 }
 
 fn lane_peak<L: Lane>(exec: &Exec) -> f64 {

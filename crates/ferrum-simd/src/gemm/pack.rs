@@ -5,6 +5,8 @@
 //! high: a shift and a mask make two f32 vectors of one load. Where the processor has dot products of
 //! bf16, a lane is two inputs of one feature instead. The last panel is filled with zeros.
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::e4m3;
 pub(crate) use super::format::{Bf16, Bf16Pairs, F16, F32, Format};
 use super::lane::Lane;
@@ -46,6 +48,10 @@ pub enum Elements {
     Bf16Pairs,
     /// FP8 codes after the scales of their segment.
     E4m3,
+    /// f32 that products split for tiles of AMX. The bytes are those of [`F32`](Self::F32).
+    F32Tiles,
+    /// bf16 for tiles of AMX. The bytes are those of [`Bf16Pairs`](Self::Bf16Pairs).
+    Bf16Tiles,
 }
 
 /// Calls a generic function with the [`Format`] of some [`Elements`].
@@ -57,6 +63,8 @@ macro_rules! with_format {
             Bf16: $crate::gemm::pack::Bf16,
             Bf16Pairs: $crate::gemm::pack::Bf16Pairs,
             E4m3: $crate::gemm::e4m3::E4m3,
+            F32Tiles: $crate::gemm::pack::F32,
+            Bf16Tiles: $crate::gemm::pack::Bf16Pairs,
         })
     };
     (@ $elements:expr, $f:ident, $body:expr, { $($name:ident: $format:ty,)* }) => {
@@ -90,14 +98,37 @@ impl Elements {
 
     /// Whether products take panels as they lie.
     pub(crate) fn are_lanes(self) -> bool {
-        matches!(self, Elements::F32 | Elements::Bf16Pairs)
+        matches!(self, Elements::F32 | Elements::Bf16Pairs) || self.are_tiles()
+    }
+
+    /// Whether products are made in tiles of AMX.
+    pub(crate) fn are_tiles(self) -> bool {
+        matches!(self, Elements::F32Tiles | Elements::Bf16Tiles)
+    }
+
+    /// The same for products in tiles, where the level has these and `bytes` can be multiplied so.
+    fn in_tiles(self, level: Level, bytes: &[u8]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if level.has_tiles() {
+            return match self {
+                Elements::F32 if amx::pack::are_split(bytemuck::cast_slice(bytes)) => {
+                    Elements::F32Tiles
+                }
+                Elements::Bf16Pairs => Elements::Bf16Tiles,
+                other => other,
+            };
+        }
+        let _ = (level, bytes);
+        self
     }
 
     /// Bytes of a panel of `cols` inputs.
     pub(crate) fn panel_bytes(self, cols: usize) -> usize {
         match self {
-            Elements::F32 => cols * PANEL * 4,
-            Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs => cols * PANEL * 2,
+            Elements::F32 | Elements::F32Tiles => cols * PANEL * 4,
+            Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs | Elements::Bf16Tiles => {
+                cols * PANEL * 2
+            }
             Elements::E4m3 => e4m3::panel_bytes(cols),
         }
     }
@@ -147,7 +178,10 @@ impl CpuWeight {
     /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
     pub fn pack(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Self> {
         let packed = Self::stack(exec, parts, cols, 1)?.pop();
-        packed.ok_or_else(|| Error::invalid("from_weight_parts", "there is no matrix"))
+        let mut packed =
+            packed.ok_or_else(|| Error::invalid("from_weight_parts", "there is no matrix"))?;
+        packed.elements = packed.elements.in_tiles(exec.level, packed.bytes());
+        Ok(packed)
     }
 
     /// [`pack`](Self::pack) into `count` matrices of equally many rows, each of equally many parts.
@@ -220,10 +254,10 @@ impl CpuWeight {
         let panel = &self.data.as_slice()[row / PANEL * size..][..size];
         let j = row % PANEL;
         let (dtype, slot) = match self.elements {
-            Elements::F32 => (SrcDtype::F32, j),
+            Elements::F32 | Elements::F32Tiles => (SrcDtype::F32, j),
             Elements::F16 => (SrcDtype::F16, j),
             Elements::Bf16 => (SrcDtype::BF16, bf16_slot(j)),
-            Elements::Bf16Pairs => {
+            Elements::Bf16Pairs | Elements::Bf16Tiles => {
                 for (k, out) in out.iter_mut().enumerate().take(self.shape.cols) {
                     let at = k / 2 * PANEL * 4 + j * 4 + k % 2 * 2;
                     *out = decode(SrcDtype::BF16, &panel[at..at + 2]);

@@ -9,9 +9,6 @@
 //! when it begins and releases them when it ends, whoever runs it ([`Tiles`]): about a hundred nanoseconds in a task of
 //! ten microseconds or more.
 
-// Kernels come in the next commits.
-#![allow(dead_code)]
-
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;

@@ -11,6 +11,7 @@ mod pack;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod pages;
 mod pool;
+mod tiles;
 mod topology;
 mod vectors;
 

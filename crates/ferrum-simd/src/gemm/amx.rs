@@ -1,0 +1,484 @@
+//! Products in tiles of AMX: weights of f32 and of bf16, any number of rows.
+//!
+//! `tdpbf16ps` multiplies bf16 and sums in f32. A number of f32 is split in two of bf16, its rounding and the rounding of
+//! what that leaves, so that 2^-17 of it is lost at most, and a product is three: `high · low`, `high · high` and `low · high`,
+//! in this order for each block of 32 inputs. Rows are split when they are packed, weights when they are used: their
+//! panels stay f32. With weights of bf16, rows are rounded to that, and a product is one.
+//!
+//! All numbers of rows take the same instructions with the same blocks, of which tiles of few rows waste most. So a row has
+//! the same bits whatever is beside it, as everywhere. They are not those of other levels: an instruction sums even and odd
+//! inputs of its block apart, takes subnormal numbers as zeros and gives such for subnormal sums.
+//!
+//! A split number must be finite: of an infinite one, `high · low` would be NaN. Weights with others are not loaded as such
+//! ([`pack::are_split`]), and rows with others get the products that they have at other levels.
+
+pub(crate) mod pack;
+mod tile;
+
+use super::columns::{AddColumns, Columns, PartSums, add_partials};
+use super::pack::{CpuWeight, Elements, F32};
+use super::tile::PANEL;
+use super::{GROUP, PARTIAL_ROWS, direct};
+use crate::exec::{Exec, Scratch};
+use crate::isa::Level;
+use crate::memory::SharedMut;
+use crate::simd::amx::{self, Tiles};
+use std::ops::Range;
+use tile::CHUNK_BLOCKS;
+pub(crate) use tile::{Block, INPUTS, Operands, SPLIT_BLOCK, row_block};
+
+use ferrum_types::{Result, SumSplit};
+
+/// Tiles of rows up to which a panel is split by the task that uses it.
+const FEW_TILES: usize = 4;
+/// Rows of a task: with the inputs of a chunk of blocks, 768 KiB of split rows, which the panels of a group read one
+/// after the other.
+const TASK_TILES: usize = 32;
+/// Fewest tiles of rows of a task, where rows are cut so that all threads have work.
+const LEAST_TILES: usize = 4;
+/// Bytes of split panels that are held at once.
+const SPLIT_BYTES: usize = 4 << 20;
+
+/// How a weight's inputs lie in blocks: each part of its sums begins with a block of its own.
+#[derive(Clone, Copy)]
+struct Blocks {
+    sums: SumSplit,
+    /// Inputs of a step.
+    inputs: usize,
+    steps: usize,
+}
+
+impl Blocks {
+    fn of(weight: &CpuWeight) -> Self {
+        let inputs = match weight.elements {
+            Elements::Bf16Tiles => 2,
+            _ => 1,
+        };
+        Self {
+            sums: weight.sums,
+            inputs,
+            steps: weight.steps(),
+        }
+    }
+
+    /// Inputs of a part, and the number of its first block.
+    fn part(&self, part: usize) -> (Range<usize>, usize) {
+        let inputs = |part| {
+            let steps = self.sums.part(part, self.steps);
+            steps.start * self.inputs..steps.end * self.inputs
+        };
+        let before = (0..part).map(|part| inputs(part).len().div_ceil(INPUTS));
+        (inputs(part), before.sum())
+    }
+
+    /// Number of blocks.
+    fn count(&self) -> usize {
+        let (last, before) = self.part(self.sums.parts() - 1);
+        before + last.len().div_ceil(INPUTS)
+    }
+}
+
+/// [`super::columns_of`] for weights in tiles.
+pub(super) fn product(
+    exec: &Exec,
+    scratch: &mut Scratch,
+    x: &[f32],
+    weight: &CpuWeight,
+    out: Columns<'_>,
+) -> Result<()> {
+    match weight.elements {
+        Elements::Bf16Tiles => Product::<false>::new(exec, x, weight, out).run(scratch),
+        _ => Product::<true>::new(exec, x, weight, out).run(scratch),
+    }
+}
+
+/// Multiplies 32 rows with a panel so often, on this thread; gives the operations of one product.
+///
+/// # Panics
+/// When the level has no tiles.
+pub(crate) fn repeat_products<const SPLIT: bool>(level: Level, rounds: usize) -> usize {
+    assert!(level.has_tiles());
+    const BLOCKS: usize = 4;
+    #[repr(align(64))]
+    struct Lines([u8; BLOCKS * SPLIT_BLOCK]);
+    let (rows, columns) = (
+        Lines([0; BLOCKS * SPLIT_BLOCK]),
+        Lines([0; BLOCKS * SPLIT_BLOCK]),
+    );
+    let mut sums = [[0.0f32; PANEL]; 2 * amx::TILE_ROWS];
+    let [first, second] =
+        [0, 1].map(|t| &rows.0[t * BLOCKS * row_block(SPLIT)..][..BLOCKS * row_block(SPLIT)]);
+    let operands = Operands::<SPLIT> {
+        rows: [first, second],
+        columns: &columns.0[..BLOCKS * SPLIT_BLOCK / if SPLIT { 1 } else { 2 }],
+        inputs: BLOCKS * INPUTS,
+    };
+    let place = Block {
+        ptr: sums.as_mut_ptr().cast(),
+        stride: PANEL,
+        rows: sums.len(),
+        cols: PANEL,
+    };
+    // SAFETY: the level has tiles (asserted), and nothing that is called here configures others.
+    let configured = unsafe { Tiles::configure() };
+    for _ in 0..rounds {
+        // SAFETY: the array has 32 rows of 32 columns.
+        unsafe { operands.multiply(&configured, place, true) };
+    }
+    2 * sums.len() * PANEL * operands.inputs
+}
+
+/// Some rows times a weight, both split or of bf16.
+struct Product<'a, const SPLIT: bool> {
+    exec: &'a Exec,
+    x: &'a [f32],
+    weight: &'a CpuWeight,
+    out: Columns<'a>,
+    rows: usize,
+    blocks: Blocks,
+}
+
+/// How rows and panels are cut into tasks.
+struct Plan {
+    tiles: usize,
+    row_parts: usize,
+    panels: Range<usize>,
+    group: usize,
+}
+
+impl Plan {
+    fn new(threads: usize, tiles: usize, panels: Range<usize>) -> Self {
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        let mut row_parts = tiles.div_ceil(TASK_TILES);
+        let mut group = GROUP.min(panels.len().div_ceil(threads)).max(1);
+        let tasks = |row_parts: usize, group| row_parts * panels.len().div_ceil(group);
+        while tasks(row_parts, group) < wanted && tiles / (row_parts + 1) >= LEAST_TILES {
+            row_parts += 1;
+        }
+        while tasks(row_parts, group) < wanted && group > 1 {
+            group -= 1;
+        }
+        Self {
+            tiles,
+            row_parts,
+            panels,
+            group,
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        self.row_parts * self.panels.len().div_ceil(self.group)
+    }
+
+    /// Tiles of rows, and panels, of a task.
+    fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
+        let (group, part) = (task / self.row_parts, task % self.row_parts);
+        // Pairs of tiles stay together.
+        let cut = |part: usize| (self.tiles * part / self.row_parts).next_multiple_of(2);
+        let first = self.panels.start + group * self.group;
+        (
+            cut(part).min(self.tiles)..cut(part + 1).min(self.tiles),
+            first..(first + self.group).min(self.panels.end),
+        )
+    }
+}
+
+impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
+    /// Bytes of a block of a tile of rows.
+    const ROW_BLOCK: usize = row_block(SPLIT);
+    /// Floats of a thread for panels of its own.
+    const OWN_FLOATS: usize = CHUNK_BLOCKS * SPLIT_BLOCK / 4;
+
+    fn new(exec: &'a Exec, x: &'a [f32], weight: &'a CpuWeight, out: Columns<'a>) -> Self {
+        Self {
+            exec,
+            x,
+            weight,
+            out,
+            rows: x.len() / weight.shape.cols,
+            blocks: Blocks::of(weight),
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        self.rows.div_ceil(amx::TILE_ROWS)
+    }
+
+    fn run(&self, scratch: &mut Scratch) -> Result<()> {
+        let (tiles, panels) = (self.tiles(), self.weight.panels());
+        let (threads, blocks) = (self.exec.pool.threads(), self.blocks.count());
+        let packed_len = tiles * blocks * Self::ROW_BLOCK / 4;
+        let panel_bytes = blocks * SPLIT_BLOCK;
+        let shared = SPLIT && tiles > FEW_TILES;
+        let at_once = match shared {
+            true => (SPLIT_BYTES / panel_bytes).max(threads).min(panels),
+            false => panels,
+        };
+        let split_len = if shared { at_once * panel_bytes / 4 } else { 0 };
+        let own_len = if SPLIT && !shared {
+            Self::OWN_FLOATS
+        } else {
+            0
+        };
+        let partial_len = self.partial_len();
+        let exceptions_len = tiles * amx::TILE_ROWS;
+        let lens = [
+            packed_len,
+            split_len,
+            threads * own_len,
+            threads * 2 * partial_len,
+            exceptions_len,
+        ];
+        let mut rest = scratch.floats(lens.iter().sum())?;
+        let [packed, split, own, partials, exceptions] = lens.map(|len| {
+            let (some, others) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = others;
+            some
+        });
+        self.pack_rows(packed, exceptions);
+        let packed = &*packed;
+        let (own, partials) = (SharedMut::new(own), SharedMut::new(partials));
+        for first in (0..panels).step_by(at_once.max(1)) {
+            let some = first..(first + at_once).min(panels);
+            if shared {
+                self.split_panels(some.clone(), split);
+            }
+            let split = &*split;
+            let plan = Plan::new(threads, tiles, some);
+            self.exec.pool.run(plan.tasks(), &|task, thread| {
+                let (tiles, panels) = plan.task(task);
+                // SAFETY: no two running tasks share a thread number.
+                let own = unsafe { own.part(thread * own_len, own_len) };
+                // SAFETY: as above, and both halves are apart.
+                let partials = [0, 1].map(|half| unsafe {
+                    SharedMut::new(partials.part((2 * thread + half) * partial_len, partial_len))
+                });
+                let columns = match shared {
+                    true => Source::Split(split, first),
+                    false => Source::Own(own),
+                };
+                self.task((packed, tiles), (columns, panels), partials);
+            });
+        }
+        if SPLIT {
+            self.repeat(exceptions);
+        }
+        Ok(())
+    }
+
+    /// Floats of a buffer for the sums of a part.
+    fn partial_len(&self) -> usize {
+        match self.blocks.sums.parts() {
+            1 => 0,
+            _ => PARTIAL_ROWS.min(self.tiles() * amx::TILE_ROWS) * GROUP * PANEL,
+        }
+    }
+
+    fn pack_rows(&self, packed: &mut [f32], exceptions: &mut [f32]) {
+        let (len, cols) = (
+            self.blocks.count() * Self::ROW_BLOCK / 4,
+            self.weight.shape.cols,
+        );
+        let (packed, exceptions) = (SharedMut::new(packed), SharedMut::new(exceptions));
+        let cost = amx::TILE_ROWS * cols / 4;
+        self.exec.parallel_for(self.tiles(), cost, |tiles, _| {
+            for t in tiles {
+                let first = t * amx::TILE_ROWS;
+                let rows = &self.x[first * cols..];
+                let rows = &rows[..rows.len().min(amx::TILE_ROWS * cols)];
+                // SAFETY: each tile is packed by one task.
+                let (out, exceptions) = unsafe {
+                    (
+                        packed.part(t * len, len),
+                        exceptions.part(first, amx::TILE_ROWS),
+                    )
+                };
+                let mut out = bytemuck::cast_slice_mut(out);
+                let mut excepted = 0;
+                for part in 0..self.blocks.sums.parts() {
+                    let (inputs, _) = self.blocks.part(part);
+                    let size = inputs.len().div_ceil(INPUTS) * Self::ROW_BLOCK;
+                    let (some, others) = out.split_at_mut(size);
+                    let row = |r: usize| &rows[r * cols..][..cols];
+                    excepted |= pack::rows::<SPLIT>((rows.len() / cols, row), inputs, some);
+                    out = others;
+                }
+                for (r, exception) in exceptions.iter_mut().enumerate() {
+                    *exception = f32::from(u8::from(excepted >> r & 1 != 0));
+                }
+            }
+        });
+    }
+
+    fn split_panels(&self, panels: Range<usize>, out: &mut [f32]) {
+        let len = self.blocks.count() * SPLIT_BLOCK / 4;
+        let out = SharedMut::new(out);
+        let cost = self.weight.shape.cols * PANEL / 4;
+        self.exec.parallel_for(panels.len(), cost, |some, _| {
+            for i in some {
+                // SAFETY: each panel is split by one task.
+                let out = unsafe { out.part(i * len, len) };
+                let mut out = bytemuck::cast_slice_mut(out);
+                for part in 0..self.blocks.sums.parts() {
+                    let (inputs, _) = self.blocks.part(part);
+                    let size = inputs.len().div_ceil(INPUTS) * SPLIT_BLOCK;
+                    let (some, others) = out.split_at_mut(size);
+                    pack::panel(self.columns(panels.start + i), (inputs, 0), some);
+                    out = others;
+                }
+            }
+        });
+    }
+
+    /// The bytes of a panel.
+    fn panel(&self, panel: usize) -> &'a [u8] {
+        let stride = self.weight.panel_bytes();
+        &self.weight.bytes()[panel * stride..][..stride]
+    }
+
+    /// A panel of f32, and elements of a step.
+    fn columns(&self, panel: usize) -> (&'a [f32], usize) {
+        (bytemuck::cast_slice(self.panel(panel)), PANEL)
+    }
+
+    /// Some tiles of rows times some panels, on this thread.
+    fn task(
+        &self,
+        (packed, tiles): (&[f32], Range<usize>),
+        (mut source, panels): (Source<'_>, Range<usize>),
+        partials: [SharedMut<'_, f32>; 2],
+    ) {
+        // SAFETY: weights are in tiles only where there are tiles, and nothing that is called here configures others.
+        let configured = unsafe { Tiles::configure() };
+        let sums = self.blocks.sums;
+        if sums.parts() == 1 {
+            self.part(
+                &configured,
+                (packed, tiles),
+                (&mut source, panels),
+                0,
+                self.out,
+            );
+            return;
+        }
+        let columns = panels.start * PANEL..(panels.end * PANEL).min(self.weight.shape.rows);
+        for first in tiles.clone().step_by(PARTIAL_ROWS / amx::TILE_ROWS) {
+            let tiles = first..(first + PARTIAL_ROWS / amx::TILE_ROWS).min(tiles.end);
+            let rows = tiles.start * amx::TILE_ROWS..(tiles.end * amx::TILE_ROWS).min(self.rows);
+            let origin = (rows.start, columns.start);
+            let [left, right] = partials.map(|place| Columns::from(place, GROUP * PANEL, origin));
+            for part in 0..sums.parts() {
+                let to = PartSums::Tree(sums).place(part, self.out, [left, right]);
+                let some = !sums.part(part, self.blocks.steps).is_empty();
+                let columns_of_rows = (&mut source, panels.clone());
+                self.part(
+                    &configured,
+                    (packed, tiles.clone()),
+                    columns_of_rows,
+                    part,
+                    to,
+                );
+                let add = |from, to| {
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    // SAFETY: partial sums are memory of this task, and apart; in the result, it has its panels and tiles for itself.
+                    let added = unsafe { AddColumns::new((from, to), rows, columns) };
+                    self.exec.level.run(added);
+                };
+                add_partials(part, some, [left, right], self.out, add);
+            }
+        }
+    }
+
+    /// The sums of a part.
+    fn part(
+        &self,
+        configured: &Tiles,
+        (packed, tiles): (&[f32], Range<usize>),
+        (source, panels): (&mut Source<'_>, Range<usize>),
+        part: usize,
+        out: Columns<'_>,
+    ) {
+        let (inputs, first_block) = self.blocks.part(part);
+        let packed: &[u8] = bytemuck::cast_slice(packed);
+        let row_bytes = self.blocks.count() * Self::ROW_BLOCK;
+        for start in inputs.clone().step_by(CHUNK_BLOCKS * INPUTS) {
+            let chunk = start..(start + CHUNK_BLOCKS * INPUTS).min(inputs.end);
+            let block = first_block + (start - inputs.start) / INPUTS;
+            let add = start > inputs.start;
+            for p in panels.clone() {
+                let columns = source.columns::<SPLIT>(self, p, chunk.clone(), block);
+                let cols = PANEL.min(self.weight.shape.rows - p * PANEL);
+                for t in tiles.clone().step_by(2) {
+                    let rows = t * amx::TILE_ROWS..((t + 2) * amx::TILE_ROWS).min(self.rows);
+                    let two = t + 1 < tiles.end;
+                    let count = chunk.len().div_ceil(INPUTS) * Self::ROW_BLOCK;
+                    let rows_of = |t| &packed[t * row_bytes + block * Self::ROW_BLOCK..][..count];
+                    let operands = Operands::<SPLIT> {
+                        rows: [rows_of(t), if two { rows_of(t + 1) } else { &[] }],
+                        columns,
+                        inputs: chunk.len(),
+                    };
+                    let rows = if two {
+                        rows
+                    } else {
+                        rows.start..rows.end.min((t + 1) * amx::TILE_ROWS)
+                    };
+                    let place = Block {
+                        ptr: out.rows(rows.clone(), p * PANEL, cols),
+                        stride: out.stride,
+                        rows: rows.len(),
+                        cols,
+                    };
+                    // SAFETY: the block lies in `out` (checked by `rows`), where a task has its rows and columns for itself.
+                    unsafe { operands.multiply(configured, place, add) };
+                }
+            }
+        }
+    }
+
+    /// Products of the rows with numbers that cannot be split, as at other levels.
+    fn repeat(&self, exceptions: &[f32]) {
+        let cols = self.weight.shape.cols;
+        for (row, x) in self.x.chunks_exact(cols).enumerate() {
+            if exceptions[row] != 0.0 {
+                let out = self.out.behind(row * self.out.stride);
+                direct::<F32>(self.exec, x, self.weight, out, (1, 1));
+            }
+        }
+    }
+}
+
+/// Where a task has its columns from.
+enum Source<'a> {
+    /// Panels that were split before, and the number of the first.
+    Split(&'a [f32], usize),
+    /// Memory in which it splits a chunk itself; unused with weights of bf16.
+    Own(&'a mut [f32]),
+}
+
+impl Source<'_> {
+    /// Inputs `chunk` of panel `p`, which begin with block `block`.
+    fn columns<'a, const SPLIT: bool>(
+        &'a mut self,
+        product: &Product<'a, SPLIT>,
+        p: usize,
+        chunk: Range<usize>,
+        block: usize,
+    ) -> &'a [u8] {
+        if !SPLIT {
+            return &product.panel(p)[chunk.start * PANEL * 2..chunk.end * PANEL * 2];
+        }
+        let len = chunk.len().div_ceil(INPUTS) * SPLIT_BLOCK;
+        match self {
+            Source::Split(split, first) => {
+                let panel = (p - *first) * product.blocks.count() + block;
+                &bytemuck::cast_slice(split)[panel * SPLIT_BLOCK..][..len]
+            }
+            Source::Own(own) => {
+                let own = &mut bytemuck::cast_slice_mut(own)[..len];
+                pack::panel(product.columns(p), (chunk, 0), own);
+                own
+            }
+        }
+    }
+}

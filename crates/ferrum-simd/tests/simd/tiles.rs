@@ -1,0 +1,108 @@
+//! Products in tiles of AMX beside the same sums in plain Rust, bit for bit.
+
+use super::{Random, Run, bits};
+use ferrum_simd::exec::Scratch;
+use ferrum_simd::gemm::{self, CpuWeight};
+use ferrum_simd::isa::{Isa, Level};
+use ferrum_types::{GemmShape, SrcDtype, SumSplit, WeightPart};
+use half::bf16;
+
+/// Inputs of an instruction.
+const BLOCK: usize = 32;
+
+/// `sum` and the products of a block: those of even and of odd inputs are summed apart.
+fn add_block(sum: f32, x: &[f32], w: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 2];
+    for (i, (x, w)) in x.iter().zip(w).enumerate() {
+        sums[i % 2] = x.mul_add(*w, sums[i % 2]);
+    }
+    sum + (sums[0] + sums[1])
+}
+
+fn rounded(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect()
+}
+
+/// High and low halves of numbers.
+fn split(x: &[f32]) -> [Vec<f32>; 2] {
+    let high = rounded(x);
+    let low: Vec<f32> = x.iter().zip(&high).map(|(x, high)| x - high).collect();
+    let low = rounded(&low);
+    [high, low]
+}
+
+/// The product of a row and a feature in one part of its sums.
+fn product(dtype: SrcDtype, x: &[f32], w: &[f32]) -> f32 {
+    let mut sum = 0.0;
+    for (x, w) in x.chunks(BLOCK).zip(w.chunks(BLOCK)) {
+        if dtype == SrcDtype::BF16 {
+            sum = add_block(sum, &rounded(x), w);
+            continue;
+        }
+        let ([x_high, x_low], [w_high, w_low]) = (split(x), split(w));
+        sum = add_block(sum, &x_high, &w_low);
+        sum = add_block(sum, &x_high, &w_high);
+        sum = add_block(sum, &x_low, &w_high);
+    }
+    sum
+}
+
+#[test]
+fn products_in_tiles_are_summed_as_documented() {
+    let Ok(level) = Level::new(Isa::Amx) else {
+        println!("skipped: this machine has no {}", Isa::Amx);
+        return;
+    };
+    let mut random = Random::new(11);
+    for dtype in [SrcDtype::F32, SrcDtype::BF16] {
+        for (rows, n, k) in [
+            (1, 1, 2),
+            (1, 40, 386),
+            (5, 33, 70),
+            (16, 64, 384),
+            (33, 70, 130),
+            (40, 32, 800),
+            (67, 100, 96),
+            (150, 31, 34),
+        ] {
+            let x: Vec<f32> = (0..rows * k).map(|_| random.unit()).collect();
+            let mut w: Vec<f32> = (0..n * k).map(|_| random.unit()).collect();
+            if dtype == SrcDtype::BF16 {
+                w = rounded(&w);
+            }
+            let bytes: Vec<u8> = match dtype {
+                SrcDtype::BF16 => w
+                    .iter()
+                    .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+                    .collect(),
+                _ => w.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            };
+            let cut = k / 4 * 2;
+            for cuts in [vec![], vec![cut]] {
+                let split = SumSplit::at(&cuts).unwrap_or(SumSplit::WHOLE);
+                let mut expected = Vec::new();
+                for x in x.chunks_exact(k) {
+                    expected.extend(w.chunks_exact(k).map(|w| match split.parts() {
+                        1 => product(dtype, x, w),
+                        _ => {
+                            let first = product(dtype, &x[..cut], &w[..cut]);
+                            first + product(dtype, &x[cut..], &w[cut..])
+                        }
+                    }));
+                }
+                for threads in [1, 3] {
+                    let Run { exec } = Run::new(level, threads);
+                    let part = WeightPart::new(&bytes, dtype, n);
+                    let mut weight = CpuWeight::pack(&exec, &[part], k).unwrap();
+                    weight.split_sums(split);
+                    let mut out = vec![f32::NAN; rows * n];
+                    let shape = GemmShape { rows, n, k };
+                    let mut scratch = Scratch::new().unwrap();
+                    gemm::gemm(&exec, &mut scratch, &x, &weight, &mut out, shape).unwrap();
+                    let same = bits(&out) == bits(&expected);
+                    assert!(same, "{dtype} {shape:?} {cuts:?}, {threads} threads");
+                }
+            }
+        }
+    }
+}
