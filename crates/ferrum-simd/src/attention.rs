@@ -8,6 +8,8 @@
 //!
 //! Queries of the heads that share a kv head are rows of one product: they share each read of K and V.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod contiguous;
 pub(crate) mod queries;
 mod softmax;
@@ -31,6 +33,8 @@ pub(crate) const KEYS: usize = PANEL;
 
 /// Where keys and values lie. `sequence` is the caller's number of a sequence.
 pub(crate) trait KeyValues: Sync {
+    /// Whether keys and values are of f32. Levels with tiles split them, and queries and weights, in two of bf16.
+    const F32: bool;
     /// Keys and values of a tile where they lie.
     type Direct: KeyTile;
 
@@ -115,11 +119,14 @@ struct Layout {
     state: usize,
     keys: usize,
     values: usize,
+    /// What is split, where it is.
+    split: usize,
 }
 
 impl Layout {
-    fn new(rows: usize, key_dim: usize, stride: usize) -> Self {
+    fn new(split: usize, rows: usize, key_dim: usize, stride: usize) -> Self {
         Self {
+            split,
             q: rows * key_dim,
             acc: rows * stride,
             state: rows * (1 + LANES),
@@ -129,7 +136,8 @@ impl Layout {
     }
 
     fn total(&self) -> usize {
-        (self.q + self.acc + self.state + self.keys + self.values).next_multiple_of(LANES)
+        let rest = self.q + self.acc + self.state + self.keys + self.values;
+        (self.split + rest).next_multiple_of(LANES)
     }
 }
 
@@ -145,11 +153,16 @@ struct Work<'a> {
     sums: &'a mut [f32],
     keys: &'a mut [f32],
     values: &'a mut [f32],
+    /// Split queries, keys and values.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    split: &'a mut [f32],
 }
 
 impl Layout {
     fn cut<'a>(&self, floats: &'a mut [f32]) -> Work<'a> {
-        let (q, rest) = floats.split_at_mut(self.q);
+        // First, so that tiles begin with a line of the cache.
+        let (split, rest) = floats.split_at_mut(self.split);
+        let (q, rest) = rest.split_at_mut(self.q);
         let (acc, rest) = rest.split_at_mut(self.acc);
         let (state, rest) = rest.split_at_mut(self.state);
         let (keys, rest) = rest.split_at_mut(self.keys);
@@ -161,6 +174,7 @@ impl Layout {
             sums,
             keys,
             values: &mut rest[..self.values],
+            split,
         }
     }
 }
@@ -196,7 +210,8 @@ impl<K: KeyValues> Attention<'_, K> {
         scratch.items.reverse();
 
         let stride = self.value_dim.next_multiple_of(PANEL);
-        let layout = Layout::new(rows, self.key_dim, stride);
+        let split = self.split_len(exec, rows, stride);
+        let layout = Layout::new(split, rows, self.key_dim, stride);
         let size = layout.total();
         let (floats, items) = scratch.floats_and_items(threads * size)?;
         let floats = SharedMut::new(floats);
@@ -232,6 +247,18 @@ impl<K: KeyValues> Attention<'_, K> {
     }
 }
 
+impl<K: KeyValues> Attention<'_, K> {
+    /// Floats of a task of `rows` rows for what is split.
+    fn split_len(&self, exec: &Exec, rows: usize, stride: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if K::F32 {
+            return amx::split_len(exec.level, rows, self.key_dim, stride);
+        }
+        let _ = (exec, rows, stride);
+        0
+    }
+}
+
 /// Products below which a call stays on its thread; about 10 µs.
 const SMALL: usize = 1 << 18;
 
@@ -248,13 +275,20 @@ struct Task<'a, K> {
     work: Work<'a>,
 }
 
-impl<K: KeyValues> Task<'_, K> {
+impl<'a, K: KeyValues> Task<'a, K> {
     fn run(mut self, exec: &Exec) {
-        let tile_rows = exec.level.run(TileRows);
-        self.begin(exec, tile_rows);
         let (first, last) = (self.rows.start, self.rows.end - 1);
         // Windows move to the right with the queries.
         let (start, end) = (self.visible(first).start, self.visible(last).end);
+        #[cfg(target_arch = "x86_64")]
+        if K::F32 && exec.level.has_tiles() {
+            self.begin();
+            self.run_in_tiles(exec, start..end);
+            return self.finish(exec);
+        }
+        let tile_rows = exec.level.run(TileRows);
+        self.pack_queries(exec, tile_rows);
+        self.begin();
         let mut at = start;
         while at < end {
             let stop = ((at / KEYS + 1) * KEYS).min(end);
@@ -285,8 +319,8 @@ impl<K: KeyValues> Task<'_, K> {
         self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end
     }
 
-    /// Packs the queries and clears the state.
-    fn begin(&mut self, exec: &Exec, tile_rows: usize) {
+    /// Packs the queries.
+    fn pack_queries(&mut self, exec: &Exec, tile_rows: usize) {
         let dim = self.call.key_dim;
         let count = self.rows.len();
         let packed = std::mem::take(&mut self.work.q);
@@ -299,6 +333,11 @@ impl<K: KeyValues> Task<'_, K> {
             pack_tile::<F32Lane>(exec, tile.len() / dim, |row| self.query(first + row), tile);
         }
         self.work.q = packed;
+    }
+
+    /// Clears the state.
+    fn begin(&mut self) {
+        let count = self.rows.len();
         for r in 0..count {
             let (_, head) = self.token_and_head(self.rows.start + r);
             // A sink is a key that was seen first, with weight 1 and no value.
@@ -313,10 +352,14 @@ impl<K: KeyValues> Task<'_, K> {
 
     /// The query of a row.
     fn query(&self, row: usize) -> &[f32] {
+        &self.call.q[self.query_start(row)..][..self.call.key_dim]
+    }
+
+    /// Where it begins.
+    fn query_start(&self, row: usize) -> usize {
         let (token, head) = self.token_and_head(row);
         let (of_token, of_head) = self.call.q_strides;
-        let at = (self.queries.first_token + token) * of_token + head * of_head;
-        &self.call.q[at..][..self.call.key_dim]
+        (self.queries.first_token + token) * of_token + head * of_head
     }
 
     /// Takes the keys of one tile (or a part of it) into all rows.
@@ -333,17 +376,7 @@ impl<K: KeyValues> Task<'_, K> {
         // The buffers are put back below; what is borrowed meanwhile is the rest.
         let key_buffer = std::mem::take(&mut self.work.keys);
         let value_buffer = std::mem::take(&mut self.work.values);
-        let values = exec.level.run(Fetch {
-            source: self.call.source,
-            at: self.at,
-            keys: keys.clone(),
-            key_buffer,
-            value_buffer,
-            stride: self.stride,
-        });
-        let last_row = (keys.end - 1 - tile) * values.stride;
-        assert!(values.data.len() >= last_row + self.stride);
-        assert!(key_buffer.len() >= self.call.key_dim * KEYS);
+        let values = self.fetch(exec, keys.clone(), key_buffer, value_buffer);
         let copied = Copied {
             keys: key_buffer,
             values: &values,
@@ -356,17 +389,48 @@ impl<K: KeyValues> Task<'_, K> {
         (self.work.keys, self.work.values) = (key_buffer, value_buffer);
     }
 
+    /// Brings keys and values of a tile into f32.
+    fn fetch<'v>(
+        &self,
+        exec: &Exec,
+        keys: Range<usize>,
+        key_buffer: &mut [f32],
+        value_buffer: &'v mut [f32],
+    ) -> Values<'v>
+    where
+        'a: 'v,
+    {
+        assert!(key_buffer.len() >= self.call.key_dim * KEYS);
+        let source: &'v K = self.call.source;
+        let values = exec.level.run(Fetch {
+            source,
+            at: self.at,
+            keys: keys.clone(),
+            key_buffer,
+            value_buffer,
+            stride: self.stride,
+        });
+        let last_row = (keys.end - 1) % KEYS * values.stride;
+        assert!(values.data.len() >= last_row + self.stride);
+        values
+    }
+
+    /// What a row sees of the tile that begins with key `tile`.
+    fn seen(&self, row: usize, tile: usize) -> (usize, usize) {
+        let visible = self.visible(self.rows.start + row);
+        (
+            visible.start.clamp(tile, tile + KEYS) - tile,
+            visible.end.clamp(tile, tile + KEYS) - tile,
+        )
+    }
+
     /// Takes the keys of a tile that begins with key `tile` into the rows of one register tile.
     fn row_tile<D: KeyTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
         // What each row sees of this tile.
         let mut seen = [(0, KEYS); MAX_ROWS];
         if !self.all_see(of.clone(), tile) {
             for (row, seen) in of.clone().zip(&mut seen) {
-                let visible = self.visible(self.rows.start + row);
-                *seen = (
-                    visible.start.clamp(tile, tile + KEYS) - tile,
-                    visible.end.clamp(tile, tile + KEYS) - tile,
-                );
+                *seen = self.seen(row, tile);
             }
         }
         let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());

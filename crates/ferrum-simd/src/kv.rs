@@ -19,7 +19,7 @@ use super::memory::SharedMut;
 use super::simd::{LANES, LINE, Simd};
 use element::load;
 use ferrum_types::check::{self, Batch};
-use ferrum_types::{AttnConfig, PagedKvShape, QkvShape, Result};
+use ferrum_types::{AttnConfig, Dtype, PagedKvShape, QkvShape, Result};
 use std::ops::Range;
 
 /// Scales of one layer, each `[blocks, kv_heads, block_size]`; empty where the element has none.
@@ -497,6 +497,7 @@ impl<K: CpuKvElement> SplitColumns for ValueColumns<K> {
 }
 
 impl<K: CpuKvElement> KeyValues for PagedSource<'_, K> {
+    const F32: bool = matches!(K::DTYPE, Dtype::F32);
     type Direct = PoolTile<K>;
 
     /// With whole chunks and panels, where elements are the values themselves.

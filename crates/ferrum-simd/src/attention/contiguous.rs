@@ -29,6 +29,7 @@ impl Rows<'_> {
 }
 
 impl KeyValues for Contiguous<'_> {
+    const F32: bool = true;
     type Direct = Copied<'static>;
 
     fn direct(&self, _: (usize, usize), _: usize) -> Option<Copied<'static>> {

@@ -147,6 +147,38 @@ impl<D: KeyTile> RowTile<'_, D> {
     }
 }
 
+/// The running softmax of rows whose scores there are: these become weights, zeros for keys that are not seen.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct SoftmaxRows<'a> {
+    pub(super) config: AttnConfig,
+    pub(super) scores: &'a mut [[f32; KEYS]],
+    /// As in [`RowTile`].
+    pub(super) seen: &'a [(usize, usize)],
+    pub(super) acc: &'a mut [f32],
+    pub(super) largest: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
+    pub(super) stride: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Kernel for SoftmaxRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (i, (scores, seen)) in self.scores.iter_mut().zip(self.seen).enumerate() {
+            if seen.0 >= seen.1 {
+                scores.fill(0.0);
+                continue;
+            }
+            let acc = &mut self.acc[i * self.stride..][..self.stride];
+            let sums = &mut self.sums[i * LANES..][..LANES];
+            let state = (sums, acc);
+            online_softmax_update(s, self.config, scores, *seen, &mut self.largest[i], state);
+        }
+    }
+}
+
 /// Turns one row's scores into weights and moves its state to the new maximum.
 #[inline(always)]
 fn online_softmax_update<S: Simd>(
