@@ -4,7 +4,8 @@
 //! * [`isa`]: the level is found once; `simd`: sixteen lanes at each of them; `math`: functions of lanes.
 //! * [`threads`], [`exec`]: the threads that compute, and how work is spread over them; [`memory`]: buffers, huge pages.
 //! * [`gemm`]: weights are packed at load into panels of 32 output features and keep the precision of their file;
-//!   activations are f32, or bf16 beside weights of that where there are dot products of it.
+//!   activations are f32, or bf16 beside weights of that where there are dot products of it. In tiles of AMX, numbers of
+//!   f32 are two of bf16.
 //! * [`fp8`]: such panels of bytes, which are decoded to f32 where they are used.
 //! * [`quant`], [`marlin`]: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are
 //!   summed in integers.
@@ -20,7 +21,8 @@
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
 //! whether it is alone or among many, in one chunk or several, in small KV blocks or large ones, on
-//! one thread or all, at any level (but for the rounding of [dot products of bf16](isa::Isa::rounds_bf16)).
+//! one thread or all, at any level (but for the rounding of [dot products of bf16](isa::Isa::rounds_bf16) and for
+//! [numbers of f32 that are split](isa::Isa::splits_f32)).
 
 // As a unit test it would be compiled again, every kernel of it, and it has none: see `tests/simd`.
 #![cfg(not(test))]

@@ -89,6 +89,11 @@ trait Op {
     fn has_bf16(&self) -> bool {
         false
     }
+
+    /// The error of products of f32 whose numbers some levels split, if there are such.
+    fn split_error(&self) -> Option<f64> {
+        None
+    }
 }
 
 /// Devices that round rows to bf16 where weights are: with one thread and several, in plain Rust, and by
@@ -103,6 +108,8 @@ fn rounding_devices() -> Vec<CpuBackend> {
 
 /// The error of rows that are rounded to bf16.
 const BF16_ROWS: f64 = 1e-5;
+/// The error of numbers that are split in two of bf16: 2^-17 of both factors and what the product of the low halves would add.
+const SPLIT_NUMBERS: f64 = 5e-10;
 
 /// Whether a level rounds rows to bf16 where weights are.
 fn rounds(device: &CpuBackend) -> bool {
@@ -122,11 +129,14 @@ trait AnyBackend:
 impl AnyBackend for CpuBackend {}
 impl AnyBackend for ReferenceBackend {}
 
-/// Runs `op` everywhere; the reference within `limit`, all CPU forms bit-equal (but for rounded rows).
+/// Runs `op` everywhere; the reference within `limit`, all CPU forms bit-equal (but for rounded rows and split numbers).
 /// Gives the result.
 fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
     let expected = op.run(&ReferenceBackend::new());
-    let (rounding, exact): (Vec<_>, Vec<_>) = devices()
+    let (tiled, others): (Vec<_>, Vec<_>) = devices().into_iter().partition(|device| {
+        device.exec().level.has_tiles() && (op.split_error().is_some() || op.has_bf16())
+    });
+    let (rounding, exact): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|device| rounds(device) && op.has_bf16());
     let all_equal = |devices: &[CpuBackend], limit: f64| {
@@ -143,6 +153,7 @@ fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
         first
     };
     all_equal(&rounding, BF16_ROWS);
+    all_equal(&tiled, op.split_error().unwrap_or(BF16_ROWS));
     // There is always plain Rust.
     all_equal(&exact, limit).unwrap_or_default()
 }

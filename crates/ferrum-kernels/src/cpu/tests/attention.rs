@@ -52,6 +52,11 @@ impl Op for Flash {
         B::flash_attention(&mut ctx, &q, kv, sinks, &mut out, self.shape, &self.config).unwrap();
         host::<B, _>(&mut ctx, &out)
     }
+
+    fn split_error(&self) -> Option<f64> {
+        // Errors of scores are factors of weights.
+        Some(SPLIT_NUMBERS * f64::from(self.sharp * self.sharp))
+    }
 }
 
 #[test]
@@ -169,6 +174,10 @@ impl Op for Mla {
         let mut out = poison(device, shape.q_len * shape.heads * shape.rank);
         B::mla_attention(&mut ctx, &q, &latent, &mut out, shape).unwrap();
         host::<B, _>(&mut ctx, &out)
+    }
+
+    fn split_error(&self) -> Option<f64> {
+        Some(SPLIT_NUMBERS)
     }
 }
 
@@ -333,6 +342,10 @@ impl Op for Paged {
         out.extend(self.outputs::<B, KvFp8>(device));
         out.extend(self.outputs::<B, KvInt8>(device));
         out
+    }
+
+    fn split_error(&self) -> Option<f64> {
+        Some(SPLIT_NUMBERS)
     }
 }
 
