@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cupti.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>

@@ -391,6 +391,7 @@ fn a_prompt_is_put_before_each_text() {
             (None, &["--prompt", "query"], &behind),
             (Some("query"), &[], &behind),
             (Some("query"), &["--prompt", "document"], &bare),
+            (Some("query"), &["--prompt", ""], &bare),
         ] {
             let config = json!({"prompts": prompts, "default_prompt_name": default});
             let dir = with_prompts(name, &config);
@@ -419,11 +420,43 @@ fn prompts_that_are_not_there_are_named() {
             "expected one of its \"prompts\" (a)",
         ),
         (json!({"prompts": {"a": 5}}), &[], "expected a string"),
+        (
+            json!({"prompts": {"a": "x".repeat(4097)}}),
+            &[],
+            "at most 64 prompts of 4096 bytes",
+        ),
     ] {
         let dir = with_prompts("bert", &config);
         let folder = dir.path().display().to_string();
         let sentence = fails(&[&["embed", &*folder, "hi"], flags].concat(), b"");
         assert!(sentence.contains(expected), "{sentence}");
+    }
+}
+
+#[test]
+fn a_prompt_that_pooling_leaves_out_is_refused() {
+    let prompts = json!({"prompts": {"a": "x: "}, "default_prompt_name": "a"});
+    let dir = with_prompts("bert", &prompts);
+    let folder = dir.path().display().to_string();
+    let modules = r#"[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    for (include, listed) in [(true, true), (false, true), (false, false)] {
+        let pooling = dir.path().join("1_Pooling");
+        std::fs::create_dir_all(&pooling).unwrap();
+        let config = json!({"pooling_mode_mean_tokens": true, "include_prompt": include});
+        std::fs::write(pooling.join("config.json"), config.to_string()).unwrap();
+        let list = dir.path().join("modules.json");
+        match listed {
+            true => std::fs::write(list, modules).unwrap(),
+            false => std::fs::remove_file(list).unwrap(),
+        }
+        let bare = embed(&[&folder, "--prompt", "", "b"]);
+        match include {
+            true => assert_ne!(embed(&[&folder, "b"]), bare),
+            false => {
+                let sentence = fails(&["embed", &folder, "b"], b"");
+                assert!(sentence.contains("include_prompt is false"), "{sentence}");
+            }
+        }
     }
 }
 

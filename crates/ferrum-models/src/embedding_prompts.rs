@@ -8,6 +8,10 @@ use std::collections::BTreeMap;
 
 const FILE: &str = "config_sentence_transformers.json";
 
+/// Most prompts of a model, and bytes of one: it is put before every text of a request.
+const MAX_PROMPTS: usize = 64;
+const MAX_BYTES: usize = 4096;
+
 /// The prompts of a model by their names. The default is that of a model without any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EmbeddingPrompts {
@@ -38,6 +42,10 @@ impl EmbeddingPrompts {
         if let Some(prompts) = config.section("prompts")? {
             for name in prompts.keys() {
                 let text = prompts.require_str(name)?;
+                if text.len() > MAX_BYTES || found.prompts.len() == MAX_PROMPTS {
+                    let expected = format!("at most {MAX_PROMPTS} prompts of {MAX_BYTES} bytes");
+                    return Err(prompts.field_error(name, expected).into());
+                }
                 found.prompts.insert(name.to_owned(), text.to_owned());
             }
         }
@@ -51,12 +59,14 @@ impl EmbeddingPrompts {
         Ok(found)
     }
 
-    /// The text before each text: that of the prompt `name`, or where none is named the default's, which may be nothing.
+    /// The text before each text: that of the prompt `name`, nothing for an empty name, or where none is named the default's, which
+    /// may be nothing.
     ///
     /// # Errors
     /// Why there is no such prompt, for whoever named it.
     pub fn text(&self, name: Option<&str>) -> std::result::Result<&str, String> {
-        let Some(name) = name.or(self.default.as_deref()) else {
+        let named = name.or(self.default.as_deref());
+        let Some(name) = named.filter(|name| !name.is_empty()) else {
             return Ok("");
         };
         match self.prompts.get(name) {
@@ -70,7 +80,7 @@ impl EmbeddingPrompts {
                 self.list()
             )),
             Some(text) if self.unpooled && !text.is_empty() => Err(format!(
-                "the model pools without the prompt {:?} (include_prompt is false), which is not supported",
+                "the model pools without the prompt {:?} (include_prompt is false), which is not supported; an empty name takes none",
                 Shown(name).to_string()
             )),
             Some(text) => Ok(text),
@@ -124,6 +134,7 @@ mod tests {
     fn a_prompt_that_pooling_leaves_out_is_refused() {
         let some = prompts(Some("query"), true);
         assert!(some.text(None).unwrap_err().contains("include_prompt"));
+        assert_eq!(some.text(Some("")), Ok(""));
         assert_eq!(some.text(Some("document")), Ok(""));
     }
 }

@@ -198,6 +198,7 @@ fn scored_cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
             (3, 256, 8, of(8, 4, GroupScore::BestTwo)),
             (2, 64, 6, of(64, 9, GroupScore::BestTwo)),
             (4, 18, 18, of(1, 1, GroupScore::BestTwo)),
+            (2, 300, 40, None),
         ] {
             for (biased, renormalize, scale) in [(false, false, 1.5), (true, true, 2.5)] {
                 let shape = RouteShape {
@@ -233,6 +234,7 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         (5, 60, 6),
         (3, 128, 8),
         (2, 257, 1),
+        (2, 300, 40),
         (4, 8, 8),
     ] {
         for (renormalize, scale) in [(true, 1.0), (false, 1.0), (true, 2.5), (false, 16.0)] {
@@ -272,6 +274,18 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
     };
     let case = label(op, act, Tolerance::ELEMENTWISE, "the lowest of equals");
     cases.add(case, ties, implementations!(route_topk, route_formula));
+    // More equals than a lane of a warp keeps.
+    let many = RouteShape {
+        renormalize: true,
+        ..RouteShape::softmax(2, 300, 45)
+    };
+    let make = move |rng: &mut Rng| Route {
+        shape: many,
+        logits: (0..2 * 300).map(|_| rng.below(8) as f32).collect(),
+        bias: None,
+    };
+    let case = label(op, act, Tolerance::ELEMENTWISE, "equals of 300");
+    cases.add(case, make, implementations!(route_topk, route_formula));
     for (text, scale) in [("large logits", 1e4), ("zeros", 0.0)] {
         let make = move |rng: &mut Rng| Route {
             shape,

@@ -57,6 +57,46 @@ pub(super) const MANY_WIDE: &[(&str, Change)] = &[
         (s.heads, s.block_size) = ((8, 1), 48);
         s.seqs = &[(1200, 40), (0, 7)];
     }),
+    // Few rows over one kv head: less than a device has room for, even one of four processors.
+    ("heads 4:1 of 128, decode of 1100 and 65 keys", |s| {
+        (s.heads, s.head_dim) = ((4, 1), 128);
+        s.seqs = &[(1099, 1), (64, 1), (0, 0)];
+    }),
+    (
+        "heads 3:1 of 128, decode of 301 keys, window 150, sinks, softcap",
+        |s| {
+            (s.heads, s.head_dim, s.block_size) = ((3, 1), 128, 24);
+            (s.window, s.softcap, s.sinks) = (Some(150), Some(5.0), true);
+            s.seqs = &[(300, 1), (298, 5), (0, 2)];
+        },
+    ),
+    ("heads 8:1 of 64, decode of 500 keys, sinks, softcap", |s| {
+        (s.heads, s.softcap, s.sinks) = ((8, 1), Some(5.0), true);
+        s.seqs = &[(499, 1), (30, 1)];
+    }),
+    ("heads 2:1 of 64, few queries of chunks of 100", |s| {
+        (s.heads, s.block_size) = ((2, 1), 7);
+        (s.window, s.chunked) = (Some(100), true);
+        s.seqs = &[(260, 3), (198, 7), (0, 1)];
+    }),
+    (
+        "heads 2:1 of 128, few queries, not causal, window 60",
+        |s| {
+            (s.heads, s.head_dim, s.causal, s.window) = ((2, 1), 128, false, Some(60));
+            s.seqs = &[(90, 9), (200, 1), (0, 16)];
+        },
+    ),
+    ("heads 1:1 of 128, few queries, not causal, sinks", |s| {
+        (s.heads, s.head_dim, s.causal, s.sinks) = ((1, 1), 128, false, true);
+        s.seqs = &[(140, 2), (0, 32)];
+    }),
+    (
+        "heads 2:1 of 128, decode of 702 keys beside a prompt",
+        |s| {
+            (s.heads, s.head_dim) = ((2, 1), 128);
+            s.seqs = &[(700, 2), (0, 40)];
+        },
+    ),
     ("heads 1:1 of 96, decode of 300 and 64 keys", |s| {
         (s.heads, s.head_dim) = ((2, 2), 96);
         s.seqs = &[(299, 1), (63, 1)];

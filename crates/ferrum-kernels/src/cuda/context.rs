@@ -27,8 +27,8 @@ const STEP: usize = 8 << 20;
 /// Bytes of a piece of a weight, which one thread fills.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Pieces of pinned memory of one size that may be uploaded at once, and of the largest size: two of them keep the
-/// bus busy while the third is filled.
+/// Pieces of pinned memory of one size that may be uploaded at once, beside as many at most that are being filled, and of the
+/// largest size: two of them keep the bus busy while the third is filled.
 const MAX_SLOTS: usize = 16;
 const MAX_LARGE: usize = 3;
 
@@ -302,34 +302,36 @@ impl<A: CudaAct> CudaContext<A> {
         fill: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(pieces).min(MAX_SLOTS);
         let next = AtomicUsize::new(0);
         let ctx = Mutex::new(self);
-        let take = || {
+        let upload = |piece| {
+            let to = place(piece);
+            let mut slot = lock(&ctx).take_up(to.1)?;
+            let filled = fill(piece, &mut slot.memory.bytes_mut()[..to.1]);
+            let some = if filled.is_ok() { &[to][..] } else { &[] };
+            lock(&ctx).send_up(op, slot, some)?;
+            filled
+        };
+        let work = || {
+            // After an error or a panic, the others find nothing left to do.
+            let _stop = StopAt(&next, pieces);
             loop {
-                let piece = next.fetch_add(1, Ordering::Relaxed);
-                if piece >= pieces {
-                    return Ok(());
+                match next.fetch_add(1, Ordering::Relaxed) {
+                    piece if piece < pieces => upload(piece)?,
+                    _ => return Ok(()),
                 }
-                let to = place(piece);
-                let mut slot = lock(&ctx).take_up(to.1)?;
-                let filled = fill(piece, &mut slot.memory.bytes_mut()[..to.1]);
-                let some = if filled.is_ok() { &[to][..] } else { &[] };
-                lock(&ctx).send_up(op, slot, some)?;
-                // The others find nothing left to do.
-                filled.inspect_err(|_| next.store(pieces, Ordering::Relaxed))?;
             }
         };
-        if pieces <= 1 {
-            return take();
+        if threads <= 1 {
+            return work();
         }
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.min(pieces))
-                .map(|_| scope.spawn(take))
-                .collect();
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let panicked = |_| failure(op, "a thread that fills pinned memory panicked");
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().map_err(panicked)?)
+            let ended = threads.into_iter().map(|thread| thread.join());
+            let ended: Vec<Result<()>> = ended.map(|ended| ended.map_err(panicked)?).collect();
+            ended.into_iter().collect()
         })
     }
 
@@ -364,6 +366,15 @@ impl<A: CudaAct> CudaContext<A> {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+}
+
+/// Raises a counter to the end when it is dropped.
+struct StopAt<'a>(&'a AtomicUsize, usize);
+
+impl Drop for StopAt<'_> {
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::Relaxed);
     }
 }
 

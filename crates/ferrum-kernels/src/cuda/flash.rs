@@ -5,7 +5,7 @@
 //! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
 //! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
 //! lengths. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four warps make together
-//! (warpgroup MMA, `wgmma`). Few rows that leave the device half empty, as those of one decode, have tiles of 8, whose warps do not
+//! (warpgroup MMA, `wgmma`). Few rows that leave the device room for more blocks, as those of one decode, have tiles of 8, whose warps do not
 //! wait for one another.
 //!
 //! Where there are less tiles than the device has room for, blocks share the keys of a tile, and each writes a part of the result.
@@ -531,7 +531,7 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the last block of a tile joins its parts, which only kernels with tiles of 16 rows can.
+    /// Whether the last block of a tile joins its parts, which only kernels with tiles of few rows can.
     fn joins(&self, launch: &Launch) -> bool {
         let config = self.config();
         let most = self.max_queries().saturating_mul(self.group());
@@ -704,4 +704,93 @@ pub(super) fn attention<A: CudaAct>(
         job.run(ctx, launch, partial)?;
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::HeadLayout;
+    use half::bf16;
+
+    /// Kernels and parts of a batch of sequences with so many queries and keys at most, on 132 multiprocessors.
+    fn launched(
+        [heads, kv_heads, dim]: [usize; 3],
+        [seqs, max_queries, max_keys]: [usize; 3],
+        invariant: bool,
+    ) -> Vec<(&'static str, usize)> {
+        let config = AttnConfig {
+            heads,
+            kv_heads,
+            head_dim: dim,
+            value_dim: dim,
+            scale: 1.0,
+            causal: true,
+            sliding_window: None,
+            chunked: false,
+            softcap: None,
+        };
+        let call = Call::of(HeadLayout::TokenMajor, seqs * max_queries, &config);
+        let none = Arg::At(0);
+        let cache = Cache {
+            dtype: Dtype::F16,
+            latent: false,
+            k: none,
+            v: none,
+            scales: [none; 2],
+            place: Place::Paged {
+                batch: [none; 5],
+                seqs,
+                max_queries,
+                block_size: 32,
+            },
+            max_keys,
+        };
+        let job = Job {
+            op: "paged_attention",
+            call: &call,
+            cache: &cache,
+            stored: Stored::of::<bf16>(cache.dtype).expect("a cache of f16 has kernels"),
+            buffers: [none; 3],
+            invariant,
+            max_shared: 227 << 10,
+        };
+        let tiles = job.tiles().expect("these widths have tiles");
+        let launches = job.launches([&tiles[0], &tiles[1]], 132);
+        let named = launches.iter().map(|launch| {
+            let name = launch.tiles.names[job.stored.number];
+            (name, launch.splits)
+        });
+        named.collect()
+    }
+
+    /// One decode, some, and many; drafts; a prompt beside decodes; widths that the kernel does not have.
+    #[test]
+    fn few_rows_that_leave_room_have_tiles_of_eight() {
+        let llama = [32, 8, 128];
+        let few = "flash_decode_f16_128";
+        for (heads, batch, invariant, expected) in [
+            (llama, [1, 1, 1024], false, &[(few, 16)][..]),
+            (llama, [1, 1, 8192], false, &[(few, 32)]),
+            (llama, [32, 1, 1024], false, &[(few, 1)]),
+            (llama, [64, 1, 1024], false, &[("flash_f16_16x128", 1)]),
+            (llama, [1, 1, 1024], true, &[("flash_f16_16x128", 2)]),
+            (llama, [1, 5, 1024], false, &[(few, 16)]),
+            (
+                llama,
+                [4, 40, 1024],
+                false,
+                &[("flash_f16_64x128", 4), (few, 3)],
+            ),
+            (
+                [32, 4, 64],
+                [1, 1, 1024],
+                false,
+                &[("flash_decode_f16_64", 16)],
+            ),
+            ([32, 8, 96], [1, 1, 1024], false, &[("flash_f16_16x128", 8)]),
+        ] {
+            let found = launched(heads, batch, invariant);
+            assert_eq!(found, expected, "{heads:?} {batch:?} {invariant}");
+        }
+    }
 }

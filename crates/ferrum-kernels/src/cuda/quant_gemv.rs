@@ -67,11 +67,11 @@ impl Launch {
         };
         let shared = shared_bytes(format, rows, stages);
         let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
-        // Rows of tiles for which there are blocks go to one each.
-        let along = match row_tiles <= most {
-            true => WARPS,
-            false => warps_along(k_tiles, rows),
-        };
+        // A block makes several rows of tiles only where all blocks have some.
+        let mut along = warps_along(k_tiles, rows);
+        while along < WARPS && row_tiles * along < most * WARPS {
+            along *= 2;
+        }
         let blocks = row_tiles.div_ceil(WARPS / along);
         Self {
             grid: (blocks.min(most), 32 * WARPS as u32, shared),

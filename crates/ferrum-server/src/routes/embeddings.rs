@@ -1,6 +1,7 @@
 //! `/v1/embeddings`: a vector for each text, of the states that the model has when it has read it; and the same in vLLM's
 //! form.
 
+use super::completions::count_prompts;
 use super::openai_messages;
 use super::texts::{Input, Texts};
 use crate::error::ApiError;
@@ -108,6 +109,7 @@ fn read(app: &App, lease: &AnyLease, body: &mut Body) -> Result<Job, ApiError> {
         }
         (None, None) => return Err(ApiError::invalid("input", "it is missing")),
         (Some(mut texts), None) => {
+            count_prompts("input", texts.list.len(), app.config.max_inputs)?;
             prompt(lease, fields.prompt_name.as_deref(), &mut texts)?;
             Input::Texts("input", texts)
         }
@@ -145,7 +147,7 @@ fn prompt(lease: &AnyLease, name: Option<&str>, texts: &mut Prompts) -> Result<(
     for text in &mut texts.list {
         match text {
             Prompt::Text(text) => text.insert_str(0, before),
-            Prompt::Tokens(_) if name.is_some() => {
+            Prompt::Tokens(_) if !name.unwrap_or_default().is_empty() => {
                 let reason = "it is for texts, and the input has tokens";
                 return Err(ApiError::invalid(PROMPT_NAME, reason));
             }

@@ -26,8 +26,8 @@ fn floats(value: &Value) -> Vec<f64> {
 
 fn load_encoder(name: &str) -> LoadedModel {
     let mut model = read_encoder(ModelSource::open(fixture(name)).unwrap()).unwrap();
-    if name == CLASSIFIER {
-        model.prompts = prompts();
+    if name != BERT {
+        model.prompts = prompts((name == RERANKER).then_some("query"));
     }
     let tokenizer = Tokenizer::from_hf_dir(fixture(name)).unwrap();
     let options = BackendOptions {
@@ -57,11 +57,11 @@ fn load_encoder(name: &str) -> LoadedModel {
 }
 
 /// As a folder has them.
-fn prompts() -> EmbeddingPrompts {
+fn prompts(default: Option<&str>) -> EmbeddingPrompts {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     std::fs::copy(fixture(CLASSIFIER).join("config.json"), path("config.json")).unwrap();
-    let config = json!({"prompts": {"query": "query: "}});
+    let config = json!({"prompts": {"query": "query: "}, "default_prompt_name": default});
     std::fs::write(
         path("config_sentence_transformers.json"),
         config.to_string(),
@@ -163,6 +163,12 @@ fn a_prompt_is_put_before_texts() {
         }
         server.ask("/v1/embeddings", &body)["data"].clone()
     };
+    // A default is for texts, and an empty name takes none.
+    let bare = vectors(json!({"model": RERANKER, "input": ["query: a"], "prompt_name": ""}));
+    assert_eq!(vectors(json!({"model": RERANKER, "input": ["a"]})), bare);
+    let tokens =
+        |name: Value| vectors(json!({"model": RERANKER, "input": [0, 5, 2], "prompt_name": name}));
+    assert_eq!(tokens(Value::Null), tokens(json!("")));
     let expected = vectors(json!({"input": ["query: a", "query: the cat"]}));
     let found = vectors(json!({"input": ["a", "the cat"], "prompt_name": "query"}));
     assert_eq!(found, expected);

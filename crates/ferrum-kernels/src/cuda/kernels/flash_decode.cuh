@@ -8,7 +8,7 @@
 // i of keys and queries alike (c = lane % 4), and as many from 8 on. Sums of values are made transposed (rows of values, columns of
 // queries), so that weights are where the scores were: row 8m + g of tile (h, w) is element 64h + 8g + 2w + m (g = lane / 4).
 //
-// The order of sums is another than that of `flash.cuh`.
+// The order of sums is another than that of `flash.cuh`, and totals are of weights before they are rounded.
 #pragma once
 #include "flash.cuh"
 
@@ -166,7 +166,7 @@ __device__ __forceinline__ void warp_scores(float (&score)[WARP_KEYS / 8][4], co
 
 // What warps have of each row, one after the other: sums of values, then the largest score and the total.
 template <int DIM>
-struct BlockSums {
+struct alignas(16) BlockSums {
     float value[DECODE_WARPS][DECODE_ROWS][DIM + 4];
     Stats stats[DECODE_WARPS][DECODE_ROWS];
     int flag;
