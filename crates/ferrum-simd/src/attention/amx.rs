@@ -5,8 +5,8 @@
 //! does not see have the weight 0, values that are not there are 0. What that adds to a row's sums is zeros, which
 //! changes nothing but subnormal sums and the sign of zero, and results are freed of these ([`flush`]).
 //!
-//! Rows whose query cannot be split, and all rows in a tile with such keys or values, take the path of the other levels one by
-//! one.
+//! Rows whose query cannot be split, and in a tile those that see such keys or values, take the path of the other levels one
+//! by one.
 
 use super::softmax::{RowTile, SoftmaxRows};
 use super::{Copied, KEYS, KeyValues, MAX_TASK_ROWS, Task, Values};
@@ -36,6 +36,11 @@ pub(super) fn split_len(level: Level, rows: usize, key_dim: usize, stride: usize
         true => split_lens(rows, key_dim, stride).iter().sum(),
         false => 0,
     }
+}
+
+/// The first bits.
+fn lanes(count: usize) -> u32 {
+    u32::try_from((1u64 << count) - 1).unwrap_or(u32::MAX)
 }
 
 /// The floats of each of the three.
@@ -110,7 +115,7 @@ impl<K: KeyValues> Task<'_, K> {
         let value_buffer = std::mem::take(&mut self.work.values);
         let values = self.fetch(exec, keys.clone(), key_buffer, value_buffer);
         let seen = keys.start - tile..keys.end - tile;
-        let all_split = self.split_tile(
+        let special = self.split_tile(
             (key_buffer, &values),
             seen,
             (&mut *split_keys, &mut *split_values),
@@ -126,19 +131,17 @@ impl<K: KeyValues> Task<'_, K> {
             }
             let t = first / TILE_ROWS;
             let mut excepted = exceptions[t] | exceptions[t + 1] << TILE_ROWS;
-            if !all_split {
-                excepted = u32::MAX;
-            }
             let mut of_tiles = seen;
             for (i, seen) in of_tiles.iter_mut().enumerate() {
+                if special & lanes(seen.1) & !lanes(seen.0) != 0 {
+                    excepted |= 1 << i;
+                }
                 if excepted >> i & 1 != 0 {
                     *seen = (0, 0);
                 }
             }
-            if all_split {
-                let split = (queries, &*split_keys, &*split_values);
-                self.pair_of_tiles((exec, configured), rows.clone(), &of_tiles, split);
-            }
+            let split = (queries, &*split_keys, &*split_values);
+            self.pair_of_tiles((exec, configured), rows.clone(), &of_tiles, split);
             let copied = Copied {
                 keys: key_buffer,
                 values: &values,
@@ -152,25 +155,47 @@ impl<K: KeyValues> Task<'_, K> {
         (self.work.keys, self.work.values) = (key_buffer, value_buffer);
     }
 
-    /// Splits keys and values of a tile, of which `seen` are there. Gives whether they can be.
+    /// Splits keys and values of a tile, of which `seen` are there. Gives those that cannot be split, as bits; the values of
+    /// these become zeros, so that rows which do not see them have what they always have.
     fn split_tile(
         &self,
         (keys, values): (&[f32], &Values<'_>),
         seen: Range<usize>,
         (split_keys, split_values): (&mut [f32], &mut [f32]),
-    ) -> bool {
-        let lanes = |count: usize| u32::try_from((1u64 << count) - 1).unwrap_or(u32::MAX);
-        let there = lanes(seen.end) & !lanes(seen.start);
+    ) -> u32 {
         let inputs = (0..self.call.key_dim, 0);
         let keys = pack::panel((keys, KEYS), inputs, bytemuck::cast_slice_mut(split_keys));
-        let mut excepted = keys & there;
-        let panels = split_values.chunks_exact_mut(PANEL_FLOATS);
-        for (p, panel) in panels.enumerate() {
-            let columns = (&values.data[p * PANEL..], values.stride);
+        let mut excepted = keys & (lanes(seen.end) & !lanes(seen.start));
+        let dim = self.call.value_dim;
+        if self.split_values((values.data, values.stride), seen.clone(), split_values) {
+            return excepted;
+        }
+        let mut finite =
+            values.data[..seen.end.saturating_sub(1) * values.stride + self.stride].to_vec();
+        for j in seen.clone() {
+            let value = &mut finite[j * values.stride..][..dim];
+            if !pack::are_split(value) {
+                excepted |= 1 << j;
+                value.fill(0.0);
+            }
+        }
+        self.split_values((&finite, values.stride), seen, split_values);
+        excepted
+    }
+
+    /// Splits values, and gives whether they can be.
+    fn split_values(
+        &self,
+        (values, stride): (&[f32], usize),
+        seen: Range<usize>,
+        split: &mut [f32],
+    ) -> bool {
+        let mut excepted = 0;
+        for (p, panel) in split.chunks_exact_mut(PANEL_FLOATS).enumerate() {
             let there = lanes(PANEL.min(self.call.value_dim - p * PANEL));
             let inputs = (seen.clone(), seen.start);
             let out = bytemuck::cast_slice_mut(panel);
-            excepted |= pack::panel(columns, inputs, out) & there;
+            excepted |= pack::panel((&values[p * PANEL..], stride), inputs, out) & there;
         }
         excepted == 0
     }

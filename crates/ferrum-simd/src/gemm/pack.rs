@@ -111,6 +111,8 @@ impl Elements {
         #[cfg(target_arch = "x86_64")]
         if level.has_tiles() {
             return match self {
+                // No bytes have no alignment.
+                Elements::F32 if bytes.is_empty() => Elements::F32Tiles,
                 Elements::F32 if amx::pack::are_split(bytemuck::cast_slice(bytes)) => {
                     Elements::F32Tiles
                 }

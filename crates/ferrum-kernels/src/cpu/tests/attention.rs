@@ -54,8 +54,8 @@ impl Op for Flash {
     }
 
     fn split_error(&self) -> Option<f64> {
-        // Errors of scores are factors of weights.
-        Some(SPLIT_NUMBERS * f64::from(self.sharp * self.sharp))
+        // Of two products, and errors of scores are factors of weights.
+        Some(4.0 * SPLIT_NUMBERS * f64::from(self.sharp * self.sharp))
     }
 }
 

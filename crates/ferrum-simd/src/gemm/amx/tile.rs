@@ -95,7 +95,7 @@ macro_rules! products {
 /// # Safety
 /// Tiles are configured. Rows and columns are valid for reads of that many blocks; the sums of 16 (or, with two, 32) rows
 /// and 32 columns for writes, and no other thread uses them.
-#[inline]
+#[inline(always)]
 unsafe fn products<const SPLIT: bool>(pointers: Pointers, two: bool) {
     match (SPLIT, two) {
         // SAFETY: the caller's contract: all loads and stores are of whole tiles inside of what it names.
@@ -221,7 +221,7 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
     ///
     /// # Safety
     /// The block is valid for reads and writes, and no other thread uses it.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn multiply(self, configured: &Tiles, place: Block, add: bool) {
         let two = !self.rows[1].is_empty();
         let tile_rows = TILE_ROWS * (1 + usize::from(two));
@@ -252,7 +252,7 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
     /// # Safety
     /// 16 rows, or 32 where there are two tiles, of 32 columns are valid for reads and writes, and no other thread uses
     /// them.
-    #[inline]
+    #[inline(always)]
     unsafe fn whole(self, _: &Tiles, sums: *mut f32, stride: usize, add: bool) {
         let two = !self.rows[1].is_empty();
         let blocks = self.inputs.div_ceil(INPUTS);
@@ -260,7 +260,8 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
         assert!(blocks > 0 && self.rows[0].len() == rows_len);
         assert!(!two || self.rows[1].len() == rows_len);
         let pointers = Pointers {
-            rows: self.rows.map(<[u8]>::as_ptr),
+            // Not by `map`, which goes through memory, and there waits for the tiles that are still being stored.
+            rows: [self.rows[0].as_ptr(), self.rows[1].as_ptr()],
             columns: self.columns.as_ptr(),
             blocks,
             sums,
@@ -288,7 +289,10 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
             let rest = &self.columns[full * BF16_BLOCK..];
             last.0[..rest.len()].copy_from_slice(rest);
             let pointers = Pointers {
-                rows: pointers.rows.map(|ptr| ptr.wrapping_add(full * TILE)),
+                rows: [
+                    pointers.rows[0].wrapping_add(full * TILE),
+                    pointers.rows[1].wrapping_add(full * TILE),
+                ],
                 columns: last.0.as_ptr(),
                 blocks: 1,
                 add: add || full > 0,
