@@ -85,6 +85,32 @@ pub(crate) fn pack_tile<'a>(
     }
 }
 
+/// Puts a tile of `count` rows together from rows that are tiles of their own.
+pub(crate) fn gather_tile<'a>(
+    level: Level,
+    count: usize,
+    of: impl Fn(usize) -> &'a [i32],
+    out: &mut [i32],
+) {
+    let apart = are_rows_apart(level, count);
+    for row in 0..count {
+        let units = of(row).as_chunks::<WORDS>().0;
+        for (unit, out) in units.iter().zip(out.chunks_exact_mut(WORDS * count)) {
+            let (codes, rest) = unit.split_at(STEPS);
+            if apart {
+                out[row * STEPS..][..STEPS].copy_from_slice(codes);
+            } else {
+                for (t, code) in codes.iter().enumerate() {
+                    out[t * count + row] = *code;
+                }
+            }
+            for (w, word) in rest.iter().enumerate() {
+                out[(STEPS + w) * count + row] = *word;
+            }
+        }
+    }
+}
+
 struct Row<'a> {
     x: &'a [f32],
     order: Option<&'a [u32]>,
