@@ -9,7 +9,7 @@ use half::f16;
 
 /// Rows of the largest product: more tiles than any level multiplies without decoding units first, and of AMX's a last one that is too small
 /// for it.
-const ROWS: usize = 196;
+const ROWS: usize = 113;
 /// Numbers of a row: more than the units that are decoded at once, in whole blocks of every type.
 pub(super) const INPUTS: usize = 768;
 
