@@ -8,8 +8,6 @@
 
 pub(crate) mod acts;
 pub mod affine;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod blocks;
 mod codes;
 pub mod format;
@@ -213,11 +211,7 @@ impl ByteKernel for ByteRows {
 
 /// Rows of each tile of `rows` rows: of about the same size.
 pub(crate) fn tile_rows(exec: &Exec, rows: usize) -> usize {
-    let few = exec.level.run_bytes(ByteRows);
-    let most = match rows >= acts::WORTH_ROWS_APART && acts::are_rows_apart(exec.level, rows) {
-        true => acts::ROWS_APART,
-        false => few,
-    };
+    let most = exec.level.run_bytes(ByteRows);
     rows.div_ceil(rows.div_ceil(most))
 }
 
@@ -256,14 +250,6 @@ pub(crate) struct Product<'a> {
     pub(crate) weight: &'a PackedMatrix,
     pub(crate) sums: PartSums,
     pub(crate) columns: Columns<'a>,
-}
-
-impl Product<'_> {
-    /// Whether there are tiles whose rows lie one after the other.
-    #[cfg(target_arch = "x86_64")]
-    fn has_rows_apart(&self) -> bool {
-        acts::are_rows_apart(self.exec.level, self.tile_rows)
-    }
 }
 
 impl FormatVisitor for Product<'_> {

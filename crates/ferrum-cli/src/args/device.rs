@@ -22,10 +22,10 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
 
-    /// Instructions of the CPU, such as avx2 [default: the fastest that it has]
+    /// Instructions of the CPU, such as avx2 [default: the fastest that it has, amx for text encoders alone]
     ///
     /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16, amx; neon, neon-dotprod; scalar on other processors.
-    /// `ferrum devices` shows the fastest of this CPU. All give the same bits but avx512-bf16, which rounds activations where weights
+    /// `ferrum devices` shows the default of this CPU. All give the same bits but avx512-bf16, which rounds activations where weights
     /// are bf16, and amx, which does so, too, and keeps 17 bits of numbers of f32 in products.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,

@@ -35,16 +35,12 @@ impl<'a> Input<'a> {
     /// The row of the pair at a place of the sorted order.
     #[inline(always)]
     fn row(&self, place: usize) -> &'a [f32] {
-        &self.x[self.row_number(place) * self.k..][..self.k]
-    }
-
-    #[inline(always)]
-    fn row_number(&self, place: usize) -> usize {
         let pair = self.ids[place] as usize;
-        match self.kind {
+        let row = match self.kind {
             ExpertInput::PerToken => pair / self.top_k,
             ExpertInput::PerPair => pair,
-        }
+        };
+        &self.x[row * self.k..][..self.k]
     }
 
     /// Rows that are packed.
@@ -131,30 +127,18 @@ impl<'a> PackedRows<'a> {
         // Stacks in orders of their own have packed rows of their own.
         let acts_of_stack = if ordered { sizes.bytes } else { 0 };
         let bytes = sizes.bytes + acts_of_stack * stacks.len().saturating_sub(1);
-        // Where several experts take a token's row, it is quantised once.
-        let several = kind == ExpertInput::PerToken && shape.top_k > 1 && !input.shared;
-        let of_tokens = match several && !ordered && sizes.bytes > 0 {
-            true => elements(op, &[shape.tokens, input.k / UNIT, WORDS])?,
-            false => 0,
-        };
         let threads = exec.pool.threads() * (for_each + sizes.buffer);
-        let packed = sizes.floats + sizes.bf16_pairs + bytes + of_tokens;
+        let packed = sizes.floats + sizes.bf16_pairs + bytes;
         let (words, items) = scratch.floats_and_items(packed + for_all + threads)?;
         let (floats, rest) = words.split_at_mut(sizes.floats);
         let (bf16_pairs, rest) = rest.split_at_mut(sizes.bf16_pairs);
         let (bytes, rest) = rest.split_at_mut(bytes);
-        let (of_tokens, rest) = rest.split_at_mut(of_tokens);
         let (for_all, for_each) = rest.split_at_mut(for_all);
         let acts: &mut [i32] = bytemuck::cast_slice_mut(bytes);
         let [dense, quantised] = tiles.map(|tiles| &items[tiles]);
         pack_lanes::<F32Lane>(exec, &input, dense, floats);
         pack_lanes::<Bf16PairLane>(exec, &input, dense, bf16_pairs);
-        if !of_tokens.is_empty() {
-            let tokens: &mut [i32] = bytemuck::cast_slice_mut(of_tokens);
-            let x = &x[..shape.tokens * input.k];
-            acts::pack(exec, (x, input.k, None), 1, SharedMut::new(tokens));
-            gather_acts(exec, &input, quantised, tokens, acts);
-        } else if sizes.bytes > 0 {
+        if sizes.bytes > 0 {
             for (acts, stack) in acts.chunks_exact_mut(sizes.bytes).zip(stacks) {
                 pack_acts(exec, &input, quantised, &stack.matrices, acts);
             }
@@ -328,25 +312,6 @@ fn pack_acts(
             let out = unsafe { acts.part(place * words, rows * words) };
             let order = matrices.order(expert);
             acts::pack_tile(exec, rows, |row| input.row(place + row), order, out);
-        }
-    });
-}
-
-/// Gathers the tiles of quantised products from the quantised rows of tokens.
-fn gather_acts(
-    exec: &Exec,
-    input: &Input<'_>,
-    tiles: &[[usize; 3]],
-    tokens: &[i32],
-    acts: &mut [i32],
-) {
-    let (acts, words) = (SharedMut::new(acts), input.k / UNIT * WORDS);
-    exec.parallel_for(tiles.len(), cost(input, tiles) / 4, |range, _| {
-        for &[place, rows, _] in &tiles[range] {
-            // SAFETY: as above.
-            let out = unsafe { acts.part(place * words, rows * words) };
-            let of = |row| &tokens[input.row_number(place + row) * words..][..words];
-            acts::gather_tile(exec.level, rows, of, out);
         }
     });
 }

@@ -6,7 +6,7 @@
 
 use super::format::{STEPS, UNIT};
 use crate::exec::Exec;
-use crate::isa::{Isa, Kernel, Level};
+use crate::isa::Kernel;
 use crate::math::MAGIC;
 use crate::memory::SharedMut;
 use crate::simd::{LANES, Simd};
@@ -28,19 +28,6 @@ pub(crate) mod word {
 }
 
 const _: () = assert!(word::SCALED_SUM + 1 == WORDS);
-
-/// Rows of a tile for AMX, at most.
-pub(crate) const ROWS_APART: usize = 16;
-/// Rows of a product from which on AMX is worth decoding its weights.
-pub(crate) const WORTH_ROWS_APART: usize = 32;
-/// Rows of the tiles that other instructions take at this level.
-pub(super) const FEW_ROWS: usize = 8;
-
-/// Whether in a tile of `rows` rows, the words with the codes of a row lie one after the other, as AMX takes them: word `w` of row
-/// `r` is at `r * STEPS + w`. All others are where [`word`] says.
-pub(crate) fn are_rows_apart(level: Level, rows: usize) -> bool {
-    level.isa() == Isa::Amx && rows > FEW_ROWS
-}
 
 /// Quantises rows of `x` (`[rows, k]`), in the `order` of a matrix, into tiles of `tile_rows`:
 /// `[tiles][units][WORDS][rows]`.
@@ -71,7 +58,6 @@ pub(crate) fn pack_tile<'a>(
     order: Option<&[u32]>,
     out: &mut [i32],
 ) {
-    let apart = are_rows_apart(exec.level, count);
     for row in 0..count {
         let x = of(row);
         exec.level.run(Row {
@@ -79,35 +65,8 @@ pub(crate) fn pack_tile<'a>(
             order,
             row,
             count,
-            apart,
             out,
         });
-    }
-}
-
-/// Puts a tile of `count` rows together from rows that are tiles of their own.
-pub(crate) fn gather_tile<'a>(
-    level: Level,
-    count: usize,
-    of: impl Fn(usize) -> &'a [i32],
-    out: &mut [i32],
-) {
-    let apart = are_rows_apart(level, count);
-    for row in 0..count {
-        let units = of(row).as_chunks::<WORDS>().0;
-        for (unit, out) in units.iter().zip(out.chunks_exact_mut(WORDS * count)) {
-            let (codes, rest) = unit.split_at(STEPS);
-            if apart {
-                out[row * STEPS..][..STEPS].copy_from_slice(codes);
-            } else {
-                for (t, code) in codes.iter().enumerate() {
-                    out[t * count + row] = *code;
-                }
-            }
-            for (w, word) in rest.iter().enumerate() {
-                out[(STEPS + w) * count + row] = *word;
-            }
-        }
     }
 }
 
@@ -116,7 +75,6 @@ struct Row<'a> {
     order: Option<&'a [u32]>,
     row: usize,
     count: usize,
-    apart: bool,
     out: &'a mut [i32],
 }
 
@@ -130,16 +88,9 @@ impl Kernel for Row<'_> {
             order,
             row,
             count,
-            apart,
             out,
         } = self;
         assert!(row < count, "a row of the tile");
-        // Where the first code is, and how far it is to the next.
-        let (codes_at, stride) = if apart {
-            (row * STEPS, 1)
-        } else {
-            (row, count)
-        };
         let order = order.map(|order| order.as_chunks::<UNIT>().0);
         let units = x.as_chunks::<UNIT>().0;
         for (u, out) in out.chunks_exact_mut(WORDS * count).enumerate() {
@@ -161,16 +112,14 @@ impl Kernel for Row<'_> {
             let (first, first_sum) = codes(s, low, inverse);
             let (second, second_sum) = codes(s, high, inverse);
             let sum = first_sum + second_sum;
-            let mut put_at = |at: usize, value: i32| {
-                // SAFETY: words are below WORDS, those of codes below STEPS, and the row is below `count` (asserted); a unit has WORDS
-                // for each of `count` rows.
-                unsafe { *out.get_unchecked_mut(at) = value };
+            let mut put = |word: usize, value: i32| {
+                // SAFETY: words are below WORDS and the row is below `count` (asserted), and a unit has WORDS for each of `count` rows.
+                unsafe { *out.get_unchecked_mut(word * count + row) = value };
             };
             for t in 0..STEPS / 2 {
-                put_at(codes_at + t * stride, first[t]);
-                put_at(codes_at + (STEPS / 2 + t) * stride, second[t]);
+                put(t, first[t]);
+                put(STEPS / 2 + t, second[t]);
             }
-            let mut put = |word: usize, value: i32| put_at(word * count + row, value);
             put(word::SCALE, scale.to_bits() as i32);
             // At most 16 · 127 each.
             put(

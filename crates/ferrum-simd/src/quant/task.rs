@@ -32,7 +32,7 @@ const FEW_ROWS: usize = 2;
 const CACHED_ROWS: usize = 16;
 /// Units of a panel that are decoded at once: with a tile's activations they stay in the
 /// first-level cache. A multiple of the units of every block.
-pub(super) const UNITS_AT_ONCE: usize = 16;
+const UNITS_AT_ONCE: usize = 16;
 
 /// Rows whose sums are held at once beside the result, where sums are cut.
 const PARTIAL_ROWS: usize = 64;
@@ -43,7 +43,7 @@ struct Partials([[f32; PARTIAL_ROWS * PANEL]; 2]);
 
 /// Decoded units of a panel.
 #[repr(align(64))]
-pub(super) struct DecodedUnits(pub(super) [MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MAX_BYTES]);
+struct DecodedUnits([MaybeUninit<u8>; 2 * UNITS_AT_ONCE * MAX_BYTES]);
 
 /// Some panels times some tiles of rows.
 pub(super) struct Task<'a, C, F> {
@@ -99,27 +99,9 @@ impl<C: CodeLayout, F: ScaleLayout> ByteKernel for Task<'_, C, F> {
             self.direct::<S, 1, STREAMS>(s, panels.start, (0, true), partials);
             panels.start += STREAMS;
         }
-        #[cfg(target_arch = "x86_64")]
-        let configured = match const { S::TILES } && self.product.has_rows_apart() {
-            // SAFETY: only the level with AMX has rows apart, and `Level` checks that the processor and the system have it. Tasks
-            // do not run inside one another.
-            true => Some(unsafe { self.configure() }),
-            false => None,
-        };
         for first in self.tiles.clone().step_by(at_once) {
-            #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
-            let mut tiles = first..(first + at_once).min(self.tiles.end);
-            #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut))]
-            let mut decode = const { C::PARTS > 1 } && self.tiles.len() > DIRECT_TILES;
-            #[cfg(target_arch = "x86_64")]
-            if const { S::TILES }
-                && let Some(configured) = &configured
-            {
-                tiles = self.amx_tiles(s, configured, tiles, partials);
-                // At most one.
-                decode = false;
-            }
-            if decode {
+            let tiles = first..(first + at_once).min(self.tiles.end);
+            if const { C::PARTS > 1 } && self.tiles.len() > DIRECT_TILES {
                 self.decoded_tiles(s, tiles, partials);
                 continue;
             }
@@ -145,7 +127,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
 
     /// Half `half` of unit `u` of the panel that begins at `panel`.
     #[inline(always)]
-    pub(super) fn stored(&self, panel: *const u8, u: usize, half: usize) -> Stored<C, F> {
+    fn stored(&self, panel: *const u8, u: usize, half: usize) -> Stored<C, F> {
         let head = panel.wrapping_add(u / F::UNITS * block_bytes::<C, F>());
         let unit = F::BLOCK_HEADER_BYTES + u % F::UNITS * (F::UNIT_SCALE_BYTES + C::BYTES);
         let beside = head.wrapping_add(unit);
@@ -159,7 +141,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
 
     /// First row of a tile, and how many it has.
     #[inline(always)]
-    pub(super) fn rows(&self, tile: usize) -> (usize, usize) {
+    fn rows(&self, tile: usize) -> (usize, usize) {
         let row = tile * self.product.tile_rows;
         (row, self.product.tile_rows.min(self.product.rows - row))
     }
@@ -188,7 +170,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
             #[inline(always)]
             |units, to| {
                 for panel in first..first + N {
-                    self.prefetch_out(s, to, panel, (row, MR));
+                    self.prefetch_out::<S, MR>(s, to, panel, row);
                 }
                 let mut sums = [[[s.zero(); MR]; 2]; N];
                 for u in units {
@@ -230,7 +212,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
     /// Calls `f` with the units of each part, and to where it writes their sums of some rows and panels, and adds up sums of parts where that is
     /// wanted.
     #[inline(always)]
-    pub(super) fn each_part<S: ByteProducts>(
+    fn each_part<S: ByteProducts>(
         &self,
         s: S,
         partials: [SharedMut<'_, f32>; 2],
@@ -279,19 +261,19 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
     /// Prefetches the cache lines to which a tile's sums of a panel will be stored. Stores reach memory in order: while one waits for
     /// its line, those of the next tile fill the processor's queue of stores.
     #[inline(always)]
-    pub(super) fn prefetch_out<S: ByteProducts>(
+    fn prefetch_out<S: ByteProducts, const MR: usize>(
         &self,
         s: S,
         columns: Columns<'_>,
         panel: usize,
-        (row, count): (usize, usize),
+        row: usize,
     ) {
-        if count <= FEW_ROWS || self.product.rows <= CACHED_ROWS {
+        if MR <= FEW_ROWS || self.product.rows <= CACHED_ROWS {
             return;
         }
         let cols = PANEL.min(self.product.weight.shape.rows - panel * PANEL);
-        let start = columns.rows(row..row + count, panel * PANEL, cols);
-        for r in 0..count {
+        let start = columns.rows(row..row + MR, panel * PANEL, cols);
+        for r in 0..MR {
             for at in (0..cols).step_by(LANES) {
                 s.prefetch(start.wrapping_add(r * columns.stride + at).cast());
             }
@@ -344,14 +326,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
                 |units, to| {
                     for first in units.clone().step_by(UNITS_AT_ONCE) {
                         let some = first..(first + UNITS_AT_ONCE).min(units.end);
-                        let next = self.decode(
-                            panel,
-                            some.clone(),
-                            &mut decoded,
-                            #[inline(always)]
-                            // SAFETY: `decode` gives units of the panel, and room for each.
-                            |from, out| unsafe { tile::decode(s, from, out) },
-                        );
+                        let next = self.decode(s, panel, some.clone(), &mut decoded);
                         let add = first > units.start;
                         self.tiles(s, (panel, some, to, add), tiles.clone(), &decoded, next);
                     }
@@ -360,15 +335,14 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         }
     }
 
-    /// Takes some units of a panel apart: calls `f` with each half, and where to write it as [`Decoded`]. Gives the bytes that come after
-    /// them.
+    /// Takes some units of a panel apart; gives the bytes that come after them.
     #[inline(always)]
-    pub(super) fn decode(
+    fn decode<S: ByteProducts>(
         &self,
+        s: S,
         panel: usize,
         units: Range<usize>,
         decoded: &mut DecodedUnits,
-        f: impl Fn(Stored<C, F>, *mut u8),
     ) -> (*const u8, usize) {
         let weight = self.product.weight;
         let stride = panel_bytes::<C, F>(weight.shape.cols);
@@ -377,10 +351,11 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         for (i, u) in units.clone().enumerate() {
             for half in 0..2 {
                 let from = self.stored(bytes.as_ptr(), u, half);
-                // SAFETY: the buffer has room for as many units.
-                f(from, unsafe {
-                    out.add((2 * i + half) * Decoded::<C, F>::BYTES)
-                });
+                // SAFETY: the panel has these units, and the buffer has room for as many.
+                unsafe {
+                    let out = out.add((2 * i + half) * Decoded::<C, F>::BYTES);
+                    tile::decode(s, from, out);
+                }
             }
         }
         let len = units.len() / F::UNITS * block_bytes::<C, F>();
@@ -424,7 +399,7 @@ impl<C: CodeLayout, F: ScaleLayout> Task<'_, C, F> {
         let acts = &acts[units.start * MR * WORDS..][..units.len() * MR * WORDS];
         let pace = share.div_ceil(units.len());
         if !add {
-            self.prefetch_out(s, to, panel, (row, MR));
+            self.prefetch_out::<S, MR>(s, to, panel, row);
         }
         for half in 0..2 {
             let mut sums = [s.zero(); MR];

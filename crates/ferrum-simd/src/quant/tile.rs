@@ -5,7 +5,7 @@
 //! at every level and from packed or decoded weights, so all give the same bits.
 
 use super::acts::word;
-use super::format::{CodeLayout, STEPS, ScaleLayout, UNIT};
+use super::format::{CodeLayout, STEPS, ScaleLayout};
 use crate::simd::{ByteProducts, Simd};
 use crate::unrolled::unrolled;
 use std::marker::PhantomData;
@@ -108,7 +108,7 @@ pub(crate) struct Decoded<C, F> {
 }
 
 impl<C: CodeLayout, F: ScaleLayout> Decoded<C, F> {
-    pub(super) const FACTORS: usize = STEPS + 1 + F::MINIMUMS as usize;
+    const FACTORS: usize = STEPS + 1 + F::MINIMUMS as usize;
     /// Vectors of half a unit.
     const VECTORS: usize = Self::FACTORS
         + if F::SUBS == 2 {
@@ -119,36 +119,10 @@ impl<C: CodeLayout, F: ScaleLayout> Decoded<C, F> {
     /// Bytes of half a unit.
     pub(crate) const BYTES: usize = Self::VECTORS * VECTOR;
 
-    /// Whether f32 has the sums of a unit's products exactly, times the scales of sixteens (signed bytes) where there are some.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) const FLOATS_ARE_EXACT: bool = {
-        let code = match C::WIDE {
-            true => 128,
-            false => 128 / C::NARROW_STEPS as i32 - 1 - C::ZERO,
-        };
-        let code = if code > C::ZERO { code } else { C::ZERO };
-        let scale = if F::SUBS == 2 { 128 } else { 1 };
-        UNIT as i32 * 127 * code * scale <= 1 << f32::MANTISSA_DIGITS
-    };
-
     #[inline(always)]
     unsafe fn vector<S: Simd>(self, s: S, number: usize) -> S::I {
         // SAFETY: the caller's contract: the half unit has this vector.
         unsafe { s.load_i(self.at.add(number * VECTOR)) }
-    }
-
-    /// The scales of both sixteens, where they are floats.
-    ///
-    /// # Safety
-    /// As [`step`](HalfUnit::step).
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) unsafe fn float_factors<S: Simd>(self, s: S) -> [S::V; 2] {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let at = self.at.add(Self::FACTORS * VECTOR).cast::<f32>();
-            [s.load(at), s.load(at.add(VECTOR / 4))]
-        }
     }
 }
 

@@ -79,7 +79,7 @@ mod system {
 
 /// What `ldtilecfg` loads.
 #[repr(C, align(64))]
-pub(crate) struct Config {
+struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -87,62 +87,41 @@ pub(crate) struct Config {
     rows: [u8; 16],
 }
 
-impl Config {
-    /// Tiles of so many rows, of so many bytes each.
-    ///
-    /// # Panics
-    /// When there is no such tile.
-    pub(crate) const fn new(shapes: [(usize, usize); 8]) -> Self {
-        let mut config = Self {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
-        let mut tile = 0;
-        while tile < shapes.len() {
-            let (rows, row_bytes) = shapes[tile];
-            assert!(rows > 0 && rows <= TILE_ROWS, "rows of a tile");
-            assert!(row_bytes > 0 && row_bytes <= ROW_BYTES, "bytes of a row");
-            config.row_bytes[tile] = row_bytes as u16;
-            config.rows[tile] = rows as u8;
-            tile += 1;
-        }
-        config
-    }
-}
-
 /// Eight whole tiles.
-static WHOLE_TILES: Config = Config::new([(TILE_ROWS, ROW_BYTES); 8]);
+static WHOLE_TILES: Config = {
+    let mut config = Config {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
+    let mut tile = 0;
+    while tile < 8 {
+        config.row_bytes[tile] = ROW_BYTES as u16;
+        config.rows[tile] = TILE_ROWS as u8;
+        tile += 1;
+    }
+    config
+};
 
-/// The tiles of this thread, until it is dropped.
+/// The tiles of this thread, eight of [`TILE_ROWS`] rows of [`ROW_BYTES`] bytes, until it is dropped.
 pub(crate) struct Tiles(PhantomData<*mut ()>);
 
 impl Tiles {
-    /// Configures eight tiles of [`TILE_ROWS`] rows of [`ROW_BYTES`] bytes for this thread; their contents are zeros.
+    /// Configures the tiles of this thread; their contents are zeros.
     ///
     /// # Safety
     /// [`is_available`] has said that there are tiles, and no other value of this type lives on this thread.
     #[inline]
     pub(crate) unsafe fn configure() -> Self {
-        // SAFETY: the caller's contract.
-        unsafe { Self::configure_as(&WHOLE_TILES) }
-    }
-
-    /// Configures tiles of these shapes for this thread; their contents are zeros.
-    ///
-    /// # Safety
-    /// As [`configure`](Self::configure).
-    #[inline]
-    pub(crate) unsafe fn configure_as(config: &Config) -> Self {
         // SAFETY: the caller says that the instruction exists. The operand is 64 bytes of a valid configuration: palette
-        // 1 has eight tiles of at most that size (`Config::new` checks it), and reserved bytes are zero. No code that the compiler makes uses tiles, and
+        // 1 has eight tiles of that size, and reserved bytes are zero. No code that the compiler makes uses tiles, and
         // no kernel expects their contents from before.
         unsafe {
             asm!(
                 "ldtilecfg [{}]",
-                in(reg) config,
+                in(reg) &raw const WHOLE_TILES,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(readonly, nostack, preserves_flags),

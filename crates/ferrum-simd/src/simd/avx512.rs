@@ -354,7 +354,6 @@ impl ByteProducts for Avx512<false> {
     const ROOMY: bool = true;
     /// `vpdpbusd` takes unsigned weights.
     const WIDE_FLIP: u8 = 0x80;
-    const TILES: bool = true;
 
     #[inline(always)]
     fn again(self, mut p: *const i32) -> *const i32 {

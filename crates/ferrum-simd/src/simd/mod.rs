@@ -285,9 +285,6 @@ pub trait ByteProducts: Simd {
     const ROOMY: bool;
     /// What is added to the weights of [`wide`](Self::wide), as bits that are flipped.
     const WIDE_FLIP: u8;
-    /// Whether processors of this level may have AMX.
-    #[cfg(target_arch = "x86_64")]
-    const TILES: bool = false;
 
     /// `p`, without the compiler knowing: what has been read there is read again. For levels whose
     /// products take a number from memory to all lanes for nothing, where keeping so many for a second use
