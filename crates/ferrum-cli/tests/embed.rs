@@ -63,7 +63,8 @@ fn vectors_of_texts_are_those_of_transformers() {
             for (found, case) in raw.iter().zip(cases) {
                 let pairs = found.iter().zip(floats(&case[pooling]));
                 let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(most < 2e-5, "{name} {pooling}: {most}");
+                // Of numbers about 1, which some levels split in two of bf16.
+                assert!(most < 1e-4, "{name} {pooling}: {most}");
             }
         }
     }
@@ -362,13 +363,23 @@ fn ranked_as_transformers_scores(folder: &str, expected: &Value) {
 
 /// A copy of an encoder's folder with this beside the model.
 fn with_prompts(name: &str, config: &Value) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(encoder(name)).unwrap() {
-        let file = file.unwrap();
-        if file.path().is_file() {
-            std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    fn copy(from: &std::path::Path, to: &std::path::Path) {
+        for file in std::fs::read_dir(from).unwrap() {
+            let (from, to) = (
+                file.as_ref().unwrap().path(),
+                to.join(file.unwrap().file_name()),
+            );
+            match from.is_dir() {
+                true => {
+                    std::fs::create_dir(&to).unwrap();
+                    copy(&from, &to);
+                }
+                false => std::fs::copy(from, to).map(|_| ()).unwrap(),
+            }
         }
     }
+    let dir = tempfile::tempdir().unwrap();
+    copy(encoder(name).as_ref(), dir.path());
     let path = dir.path().join("config_sentence_transformers.json");
     std::fs::write(path, config.to_string()).unwrap();
     dir
