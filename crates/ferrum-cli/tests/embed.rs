@@ -63,8 +63,7 @@ fn vectors_of_texts_are_those_of_transformers() {
             for (found, case) in raw.iter().zip(cases) {
                 let pairs = found.iter().zip(floats(&case[pooling]));
                 let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                // Of numbers about 1, which some levels split in two of bf16.
-                assert!(most < 1e-4, "{name} {pooling}: {most}");
+                assert!(most < 2e-5, "{name} {pooling}: {most}");
             }
         }
     }

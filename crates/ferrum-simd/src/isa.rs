@@ -116,14 +116,9 @@ impl Isa {
         matches!(self, Isa::Amx)
     }
 
-    /// The fastest level of this CPU for models that generate: one that [splits](Self::splits_f32) is slower with few rows.
+    /// The fastest level of this CPU, but for one that [splits](Self::splits_f32) numbers, which is slower with few rows.
     pub fn best() -> Isa {
         Self::fastest(|isa| isa.is_available() && !isa.splits_f32())
-    }
-
-    /// The fastest level of this CPU for products of many rows.
-    pub fn best_for_many_rows() -> Isa {
-        Self::fastest(Self::is_available)
     }
 
     /// The fastest level of this CPU that neither [rounds](Self::rounds_bf16) nor [splits](Self::splits_f32) anything.

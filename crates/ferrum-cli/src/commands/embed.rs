@@ -12,7 +12,6 @@ use decoder::Decoder;
 use ferrum_engine::{BackendDispatch, BackendKind, Embedded, Encoder};
 use ferrum_formats::ModelSource;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_kernels::cpu::Isa;
 use ferrum_models::encoder::{EncoderModel, read_encoder};
 use ferrum_models::{EmbeddingPrompts, LoadProgress, ModelKind, Pooling};
 use std::collections::BTreeMap;
@@ -161,9 +160,6 @@ pub(crate) fn load(
         BackendKind::Auto => BackendKind::Cpu,
         kind => kind,
     };
-    let mut options = device.options();
-    // All tokens of a text are rows of the same products.
-    options.isa.get_or_insert_with(Isa::best_for_many_rows);
-    let device = BackendDispatch::from_kind(kind, options)?;
+    let device = BackendDispatch::from_kind(kind, device.options())?;
     Ok(Encoder::load(&device, model, tokenizer, progress)?)
 }
