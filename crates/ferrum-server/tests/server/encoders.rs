@@ -60,7 +60,9 @@ fn load_encoder(name: &str) -> LoadedModel {
 fn prompts(default: Option<&str>) -> EmbeddingPrompts {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    std::fs::copy(fixture(CLASSIFIER).join("config.json"), path("config.json")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(CLASSIFIER).join(name), path(name)).unwrap();
+    }
     let config = json!({"prompts": {"query": "query: "}, "default_prompt_name": default});
     std::fs::write(
         path("config_sentence_transformers.json"),
