@@ -491,7 +491,7 @@ mod tests {
         let choice = chosen("a/b", &sharded, DownloadScope::Tokenizer).unwrap();
         assert_eq!(
             (choice.weights, choice.metadata_files.len()),
-            (Weights::None, 11)
+            (Weights::None, 12)
         );
         let choice = chosen(
             "a/b:consolidated.safetensors",
