@@ -10,7 +10,7 @@
 //! | [`ELEMENTWISE`](Tolerance::ELEMENTWISE) | 1e-10 | f32 functions with exp, tanh or erf |
 //! | [`NORM`](Tolerance::NORM) | 1e-11 | f32 norms, with or without rotation |
 //! | [`CANCELLING`](Tolerance::CANCELLING) | 1e-7 | f32 norms of rows whose mean is far larger than their deviation |
-//! | [`F32_SUMS`](Tolerance::F32_SUMS) | 1e-11 | products of f32 matrices, convolutions |
+//! | [`F32_SUMS`](Tolerance::F32_SUMS) | 1e-10 | products of f32 matrices, convolutions; numbers of f32 split in two of bf16 are up to 2.4e-11 off |
 //! | [`F32_ATTENTION`](Tolerance::F32_ATTENTION) | 1e-8 | attention over f32 keys and values |
 //! | [`HALF_STORAGE`](Tolerance::HALF_STORAGE) | 1e-5 | 16-bit weights; 16-bit and FP8 caches |
 //! | [`TWICE_ROUNDED`](Tolerance::TWICE_ROUNDED) | 1e-3 | FP8 caches behind 16-bit activations: one element in about 16 is a step of 2⁻⁴ to 2⁻³ away; many rows with FP8 weights, whose kernels may round activations to FP8 |
@@ -39,7 +39,7 @@ impl Tolerance {
     pub(crate) const ELEMENTWISE: Self = Self::relative(1e-10);
     pub(crate) const NORM: Self = Self::relative(1e-11);
     pub(crate) const CANCELLING: Self = Self::relative(1e-7);
-    pub(crate) const F32_SUMS: Self = Self::relative(1e-11);
+    pub(crate) const F32_SUMS: Self = Self::relative(1e-10);
     pub(crate) const F32_ATTENTION: Self = Self::relative(1e-8);
     pub(crate) const HALF_STORAGE: Self = Self::relative(1e-5);
     pub(crate) const QUANTIZED: Self = Self::relative(5e-4);

@@ -17,8 +17,8 @@ const MAX_BYTES: usize = 4096;
 pub struct EmbeddingPrompts {
     prompts: BTreeMap<String, String>,
     default: Option<String>,
-    /// Whether pooling leaves the tokens of a prompt out.
-    unpooled: bool,
+    /// Whether tokens of a prompt are pooled with those of the text; of no matter without prompts.
+    include_prompt: bool,
 }
 
 impl EmbeddingPrompts {
@@ -55,7 +55,7 @@ impl EmbeddingPrompts {
             let expected = format!("one of its \"prompts\"{}", found.list());
             return Err(config.field_error("default_prompt_name", expected).into());
         }
-        found.unpooled = !found.prompts.is_empty() && modules_of(&folder.dir)?.leaves_prompt_out;
+        found.include_prompt = found.prompts.is_empty() || modules_of(&folder.dir)?.include_prompt;
         Ok(found)
     }
 
@@ -79,7 +79,7 @@ impl EmbeddingPrompts {
                 Shown(name).to_string(),
                 self.list()
             )),
-            Some(text) if self.unpooled && !text.is_empty() => Err(format!(
+            Some(text) if !self.include_prompt && !text.is_empty() => Err(format!(
                 "the model pools without the prompt {:?} (include_prompt is false), which is not supported; an empty name takes none",
                 Shown(name).to_string()
             )),
@@ -103,12 +103,12 @@ impl EmbeddingPrompts {
 mod tests {
     use super::*;
 
-    fn prompts(default: Option<&str>, unpooled: bool) -> EmbeddingPrompts {
+    fn prompts(default: Option<&str>, include_prompt: bool) -> EmbeddingPrompts {
         let pair = |(name, text): (&str, &str)| (name.to_owned(), text.to_owned());
         EmbeddingPrompts {
             prompts: [("query", "query: "), ("document", "")].map(pair).into(),
             default: default.map(str::to_owned),
-            unpooled,
+            include_prompt,
         }
     }
 
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(none.text(None), Ok(""));
         let reason = none.text(Some("query")).unwrap_err();
         assert_eq!(reason, "found \"query\", the model has no prompts");
-        let some = prompts(None, false);
+        let some = prompts(None, true);
         assert_eq!(
             (some.text(None), some.text(Some("query"))),
             (Ok(""), Ok("query: "))
@@ -126,13 +126,13 @@ mod tests {
         let reason = some.text(Some("queries")).unwrap_err();
         let expected = "found \"queries\", expected one of the model's prompts (document, query)";
         assert_eq!(reason, expected);
-        assert_eq!(prompts(Some("query"), false).text(None), Ok("query: "));
-        assert_eq!(prompts(Some("query"), false).text(Some("document")), Ok(""));
+        assert_eq!(prompts(Some("query"), true).text(None), Ok("query: "));
+        assert_eq!(prompts(Some("query"), true).text(Some("document")), Ok(""));
     }
 
     #[test]
     fn a_prompt_that_pooling_leaves_out_is_refused() {
-        let some = prompts(Some("query"), true);
+        let some = prompts(Some("query"), false);
         assert!(some.text(None).unwrap_err().contains("include_prompt"));
         assert_eq!(some.text(Some("")), Ok(""));
         assert_eq!(some.text(Some("document")), Ok(""));

@@ -115,18 +115,18 @@ pub(crate) struct Modules {
     pub(crate) pooling: StatedPooling,
     /// Folders of the linear maps that are applied to what was pooled, in order.
     pub(crate) dense: Vec<PathBuf>,
-    /// Whether tokens of a prompt are left out of pooling.
-    pub(crate) leaves_prompt_out: bool,
+    /// Whether tokens of a prompt are pooled with those of the text.
+    pub(crate) include_prompt: bool,
 }
 
 /// The modules of `modules.json`. Where that file is missing, which sentence-transformers takes for a model without modules,
 /// the usual folders are believed.
 pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
     let list = folder.join("modules.json");
-    let (mut maps, mut leaves_prompt_out) = (Vec::new(), false);
+    let (mut maps, mut include_prompt) = (Vec::new(), true);
     let mut stated_by = |config: PathBuf| {
         let config = HfConfig::open(config)?;
-        leaves_prompt_out = config.bool("include_prompt")? == Some(false);
+        include_prompt = config.bool("include_prompt")? != Some(false);
         StatedPooling::of_config(&config)
     };
     if !list.exists() {
@@ -141,7 +141,7 @@ pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
         return Ok(Modules {
             pooling,
             dense: maps,
-            leaves_prompt_out,
+            include_prompt,
         });
     }
     let (mut stated, mut other, mut normalized) = (StatedPooling::Nothing, None, false);
@@ -178,7 +178,7 @@ pub(crate) fn modules_of(folder: &Path) -> Result<Modules> {
     Ok(Modules {
         pooling,
         dense: maps,
-        leaves_prompt_out,
+        include_prompt,
     })
 }
 

@@ -195,7 +195,9 @@ fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> (usize, Vec<
 
 #[test]
 fn ranks_have_the_bits_of_one() {
-    for isa in [Isa::best_exact(), Isa::best()] {
+    // No default, but parts of sums in tiles are to be those of ranks, too.
+    let tiles = Isa::Amx.is_available().then_some(Isa::Amx);
+    for isa in [Isa::best_exact(), Isa::best()].into_iter().chain(tiles) {
         let (same, others) = check_bits::<Moe<Dequantized>>(&cpus(4, isa));
         assert!(
             same > 350 && others.is_empty(),

@@ -3,7 +3,9 @@
 //
 // A block makes 16 rows of the weight at a time (a row of tiles), or where k is short several such rows. Warps share the tiles of a
 // row, of 256 numbers of k each, which come to shared memory through a ring of asynchronous copies of each warp; the ring goes on
-// into the warp's next row of tiles, so that enough bytes are always on their way. `quant_gemv.rs` says how many stages it has. A code c becomes the 16-bit number BIAS + c by one instruction for two, and a product
+// into the warp's next row of tiles, so that enough bytes are always on their way. `quant_gemv.rs` says how many stages it has.
+//
+// A code c becomes the 16-bit number BIAS + c by one instruction for two, and a product
 // of such numbers is exact: scales, minimums and what the bias adds (BIAS times the sum of the activations, a product with ones)
 // are applied to the f32 sums of each 32 or 16 numbers. Activations stay as they are.
 //
@@ -236,9 +238,9 @@ struct GemvInput {
     int stride, rows;
 };
 
-// The block's rows of tiles, of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs before. Each is one of as many matrices as
-// `RowTiles::MATRICES`, whose sums are written together. `along` warps share a row of tiles, so a block makes WARPS / along of them at once: at most as
-// many as its threads write sums of.
+// The block's rows of tiles, of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs
+// before. Each is one of as many matrices as `RowTiles::MATRICES`, whose sums are written together. `along` warps share a row of
+// tiles, so a block makes WARPS / along of them at once: at most as many as its threads write sums of.
 template <class S, bool MANY, bool EARLY, class RowTiles>
 __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int count, const Weight& w, int groups, int stages, int along,
                                                const GemvInput& in) {
