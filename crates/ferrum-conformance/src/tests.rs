@@ -119,6 +119,7 @@ mod cpu {
         avx512: Avx512,
         avx512_bf16: Avx512Bf16,
         amx: Amx,
+        amx_f32: AmxF32,
         neon: Neon,
         neon_dotprod: NeonDot,
     }

@@ -281,7 +281,7 @@ impl<'a, K: KeyValues> Task<'a, K> {
         // Windows move to the right with the queries.
         let (start, end) = (self.visible(first).start, self.visible(last).end);
         #[cfg(target_arch = "x86_64")]
-        if K::F32 && exec.level.has_tiles() {
+        if K::F32 && exec.level.splits_f32() {
             self.begin();
             self.run_in_tiles(exec, start..end);
             return self.finish(exec);

@@ -30,6 +30,8 @@ pub enum Isa {
     Avx512Bf16,
     /// The same with AMX: products of tiles of bf16 and of bytes.
     Amx,
+    /// The same, with numbers of f32 split in two of bf16, so that their products are of tiles, too.
+    AmxF32,
     /// aarch64.
     Neon,
     /// aarch64 with dot products of bytes.
@@ -38,7 +40,7 @@ pub enum Isa {
 
 impl Isa {
     /// All levels, slowest first.
-    pub const ALL: [Isa; 9] = [
+    pub const ALL: [Isa; 10] = [
         Isa::Scalar,
         Isa::Sse2,
         Isa::Neon,
@@ -48,6 +50,7 @@ impl Isa {
         Isa::Avx512,
         Isa::Avx512Bf16,
         Isa::Amx,
+        Isa::AmxF32,
     ];
 
     /// The level that every CPU of this architecture has.
@@ -67,6 +70,7 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Amx => "amx",
+            Isa::AmxF32 => "amx-f32",
             Isa::Neon => "neon",
             Isa::NeonDot => "neon-dotprod",
         }
@@ -96,7 +100,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
+            Isa::Amx | Isa::AmxF32 => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[allow(unreachable_patterns)]
@@ -107,16 +111,21 @@ impl Isa {
     /// Whether products with weights of bf16 round activations to bf16. All else but what a level
     /// [splits](Self::splits_f32) is the same at every level, to the bit.
     pub const fn rounds_bf16(self) -> bool {
-        matches!(self, Isa::Avx512Bf16 | Isa::Amx)
+        matches!(self, Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32)
+    }
+
+    /// Whether products are made in tiles of AMX.
+    const fn has_tiles(self) -> bool {
+        matches!(self, Isa::Amx | Isa::AmxF32)
     }
 
     /// Whether products with weights of f32 split their numbers into two of bf16, so that they differ from those of other
     /// levels by about 2^-17.
     pub const fn splits_f32(self) -> bool {
-        matches!(self, Isa::Amx)
+        matches!(self, Isa::AmxF32)
     }
 
-    /// The fastest level of this CPU, but for one that [splits](Self::splits_f32) numbers, which is slower with few rows.
+    /// The fastest level of this CPU, but for one that [splits](Self::splits_f32) numbers, which is less exact.
     pub fn best() -> Isa {
         Self::fastest(|isa| isa.is_available() && !isa.splits_f32())
     }
@@ -290,7 +299,9 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `Level::new` has checked that the CPU has the features that the function
             // enables, which are those the token stands for.
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.run_avx512() },
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32 => unsafe {
+                kernel.run_avx512()
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above; the level has all features of AVX2.
             Isa::Avx2 | Isa::AvxVnni => unsafe { kernel.run_avx2() },
@@ -304,9 +315,15 @@ impl Level {
         self.bf16
     }
 
-    /// Whether products with weights of f32 and of bf16 are made in tiles of AMX.
+    /// Whether products with weights of bf16 are made in tiles of AMX.
     #[inline]
     pub fn has_tiles(self) -> bool {
+        self.isa.has_tiles()
+    }
+
+    /// Whether products of f32 are, too, of [split](Isa::splits_f32) numbers.
+    #[inline]
+    pub fn splits_f32(self) -> bool {
         self.isa.splits_f32()
     }
 
@@ -317,7 +334,7 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.run_avx512_bf16() },
+            Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32 => unsafe { kernel.run_avx512_bf16() },
             _ => kernel.run_base(),
         }
     }
@@ -328,7 +345,9 @@ impl Level {
         match self.isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { kernel.bytes_avx512() },
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32 => unsafe {
+                kernel.bytes_avx512()
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `run`.
             Isa::AvxVnni => unsafe { kernel.bytes_avx_vnni() },

@@ -4,8 +4,8 @@
 //! * [`isa`]: the level is found once; `simd`: sixteen lanes at each of them; `math`: functions of lanes.
 //! * [`threads`], [`exec`]: the threads that compute, and how work is spread over them; [`memory`]: buffers, huge pages.
 //! * [`gemm`]: weights are packed at load into panels of 32 output features and keep the precision of their file;
-//!   activations are f32, or bf16 beside weights of that where there are dot products of it. In tiles of AMX, numbers of
-//!   f32 are two of bf16.
+//!   activations are f32, or bf16 beside weights of that where there are dot products of it. Tiles of AMX multiply these, and
+//!   at a level of its own numbers of f32 as two of bf16.
 //! * [`fp8`]: such panels of bytes, which are decoded to f32 where they are used.
 //! * [`quant`], [`marlin`]: ggml blocks and layers of GPTQ or AWQ stay integers; activations become bytes, products are
 //!   summed in integers.

@@ -40,7 +40,8 @@ pub fn layout(level: Level) -> String {
     let flip = level.run_bytes(SignFlip);
     let bf16 = if level.has_bf16() { "-bf16" } else { "" };
     let tiles = if level.has_tiles() { "-tiles" } else { "" };
-    format!("{LAYOUT}-{flip:02x}{bf16}{tiles}")
+    let split = if level.splits_f32() { "-split" } else { "" };
+    format!("{LAYOUT}-{flip:02x}{bf16}{tiles}{split}")
 }
 
 impl PackedKey {
@@ -289,7 +290,8 @@ impl Packable for CpuWeight {
         shape.cols.checked_mul(PANEL * 8)?;
         let has_level = match elements {
             Elements::Bf16Pairs => reader.level.has_bf16(),
-            Elements::F32Tiles | Elements::Bf16Tiles => reader.level.has_tiles(),
+            Elements::F32Tiles => reader.level.splits_f32(),
+            Elements::Bf16Tiles => reader.level.has_tiles(),
             _ => true,
         };
         let pairs = matches!(elements, Elements::Bf16Pairs | Elements::Bf16Tiles);

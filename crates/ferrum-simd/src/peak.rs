@@ -126,7 +126,9 @@ fn copy(exec: &Exec, from: &[u8], to: &mut [u8]) {
 /// f32 operations (a multiply-add counts two) per second of all the device's threads, in a
 /// typical run. Where products of f32 are made in tiles of split numbers, of such.
 pub fn fma_peak(exec: &Exec) -> f64 {
-    tile_peak::<true>(exec).unwrap_or_else(|| lane_peak::<F32Lane>(exec))
+    let split = exec.level.splits_f32();
+    let tiles = split.then(|| tile_peak::<true>(exec)).flatten();
+    tiles.unwrap_or_else(|| lane_peak::<F32Lane>(exec))
 }
 
 /// bf16 operations (a multiply-add counts two) per second of all the device's threads, in a typical

@@ -22,11 +22,11 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
 
-    /// Instructions of the CPU, such as avx2 [default: the fastest that it has but amx]
+    /// Instructions of the CPU, such as avx2 [default: the fastest that it has but amx-f32]
     ///
-    /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16, amx; neon, neon-dotprod; scalar on other processors.
-    /// `ferrum devices` shows the default of this CPU. All give the same bits but avx512-bf16, which rounds activations where weights
-    /// are bf16, and amx, which does so, too, and keeps 17 bits of numbers of f32 in products.
+    /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16, amx, amx-f32; neon, neon-dotprod; scalar on other processors.
+    /// `ferrum devices` shows the default of this CPU. All give the same bits but avx512-bf16 and amx, which round activations where
+    /// weights are bf16, and amx-f32, which does so, too, and keeps 17 bits of numbers of f32 in products.
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isa: Option<Isa>,
 
@@ -99,7 +99,7 @@ pub(crate) struct PlacementArgs {
 pub(crate) enum DtypeArg {
     /// As the file has them
     Auto,
-    /// Those of f32 rounded to bf16: about twice as fast on processors with products of bf16 (`ferrum devices` says avx512-bf16),
+    /// Those of f32 rounded to bf16: about twice as fast on processors with products of bf16 (`ferrum devices` says avx512-bf16 or amx),
     /// vectors keep a cosine of about 0.9999
     Bf16,
 }

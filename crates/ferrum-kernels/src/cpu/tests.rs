@@ -134,7 +134,8 @@ impl AnyBackend for ReferenceBackend {}
 fn check(what: &str, op: &impl Op, limit: f64) -> Vec<f32> {
     let expected = op.run(&ReferenceBackend::new());
     let (tiled, others): (Vec<_>, Vec<_>) = devices().into_iter().partition(|device| {
-        device.exec().level.has_tiles() && (op.split_error().is_some() || op.has_bf16())
+        let level = device.exec().level;
+        level.splits_f32() && op.split_error().is_some() || level.has_tiles() && op.has_bf16()
     });
     let (rounding, exact): (Vec<_>, Vec<_>) = others
         .into_iter()

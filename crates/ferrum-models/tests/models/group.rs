@@ -196,7 +196,7 @@ fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> (usize, Vec<
 #[test]
 fn ranks_have_the_bits_of_one() {
     // No default, but parts of sums in tiles are to be those of ranks, too.
-    let tiles = Isa::Amx.is_available().then_some(Isa::Amx);
+    let tiles = Isa::AmxF32.is_available().then_some(Isa::AmxF32);
     for isa in [Isa::best_exact(), Isa::best()].into_iter().chain(tiles) {
         let (same, others) = check_bits::<Moe<Dequantized>>(&cpus(4, isa));
         assert!(

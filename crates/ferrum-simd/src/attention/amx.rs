@@ -30,9 +30,9 @@ fn row_tiles(rows: usize) -> usize {
     rows.div_ceil(ROWS) * 2
 }
 
-/// Floats of a task for split queries, keys and values; none at a level without tiles.
+/// Floats of a task for split queries, keys and values; none at a level that splits none.
 pub(super) fn split_len(level: Level, rows: usize, key_dim: usize, stride: usize) -> usize {
-    match level.has_tiles() {
+    match level.splits_f32() {
         true => split_lens(rows, key_dim, stride).iter().sum(),
         false => 0,
     }

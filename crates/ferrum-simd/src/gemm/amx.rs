@@ -5,14 +5,15 @@
 //! in this order for each block of 32 inputs. Rows are split when they are packed, weights when they are used: their
 //! panels stay f32. With weights of bf16, rows are rounded to that, and a product is one.
 //!
-//! All numbers of rows take the same instructions with the same blocks, of which tiles of few rows waste most. So a row has
-//! the same bits whatever is beside it, as everywhere. They are not those of other levels: an instruction sums even and odd
+//! A row has the same bits whatever is beside it, as everywhere: few rows, which would waste most of a tile, are multiplied by
+//! vectors with the same sums ([`row`]). They are not those of other levels: an instruction on tiles sums even and odd
 //! inputs of its block apart, takes subnormal numbers as zeros and gives such for subnormal sums.
 //!
 //! A split number must be finite: of an infinite one, `high · low` would be NaN. Weights with others are not loaded as such
 //! ([`pack::are_split`]), and rows with others get the products that they have at other levels.
 
 pub(crate) mod pack;
+mod row;
 mod tile;
 
 use super::columns::{AddColumns, Columns, PartSums, add_partials};
@@ -24,8 +25,8 @@ use crate::isa::Level;
 use crate::memory::SharedMut;
 use crate::simd::amx::{self, Tiles};
 use std::ops::Range;
-use tile::CHUNK_BLOCKS;
 pub(crate) use tile::{Block, INPUTS, Operands, SPLIT_BLOCK, row_block};
+use tile::{CHUNK_BLOCKS, TILE};
 
 use ferrum_types::{Result, SumSplit};
 
@@ -401,39 +402,65 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         let (inputs, first_block) = self.blocks.part(part);
         let packed: &[u8] = bytemuck::cast_slice(packed);
         let row_bytes = self.blocks.count() * Self::ROW_BLOCK;
-        for start in inputs.clone().step_by(CHUNK_BLOCKS * INPUTS) {
-            let chunk = start..(start + CHUNK_BLOCKS * INPUTS).min(inputs.end);
-            let block = first_block + (start - inputs.start) / INPUTS;
-            let add = start > inputs.start;
-            for p in panels.clone() {
-                let columns = source.columns::<SPLIT>(self, p, chunk.clone(), block);
-                let cols = PANEL.min(self.weight.shape.rows - p * PANEL);
-                for t in tiles.clone().step_by(2) {
-                    let rows = t * amx::TILE_ROWS..((t + 2) * amx::TILE_ROWS).min(self.rows);
-                    let two = t + 1 < tiles.end;
-                    let count = chunk.len().div_ceil(INPUTS) * Self::ROW_BLOCK;
-                    let rows_of = |t| &packed[t * row_bytes + block * Self::ROW_BLOCK..][..count];
-                    let operands = Operands::<SPLIT> {
-                        rows: [rows_of(t), if two { rows_of(t + 1) } else { &[] }],
-                        columns,
-                        inputs: chunk.len(),
-                    };
-                    let rows = if two {
-                        rows
-                    } else {
-                        rows.start..rows.end.min((t + 1) * amx::TILE_ROWS)
-                    };
-                    let place = Block {
-                        ptr: out.rows(rows.clone(), p * PANEL, cols),
-                        stride: out.stride,
-                        rows: rows.len(),
-                        cols,
-                    };
-                    // SAFETY: the block lies in `out` (checked by `rows`), where a task has its rows and columns for itself.
-                    unsafe { operands.multiply(configured, place, add) };
+        let mut multiply = |chunk: Range<usize>, p: usize| {
+            let block = first_block + (chunk.start - inputs.start) / INPUTS;
+            let add = chunk.start > inputs.start;
+            let columns = source.columns::<SPLIT>(self, p, chunk.clone(), block);
+            let cols = PANEL.min(self.weight.shape.rows - p * PANEL);
+            for t in tiles.clone().step_by(2) {
+                let rows = t * amx::TILE_ROWS..((t + 2) * amx::TILE_ROWS).min(self.rows);
+                let two = t + 1 < tiles.end;
+                let count = chunk.len().div_ceil(INPUTS) * Self::ROW_BLOCK;
+                let rows_of = |t| &packed[t * row_bytes + block * Self::ROW_BLOCK..][..count];
+                let operands = Operands::<SPLIT> {
+                    rows: [rows_of(t), if two { rows_of(t + 1) } else { &[] }],
+                    columns,
+                    inputs: chunk.len(),
+                };
+                let rows = if two {
+                    rows
+                } else {
+                    rows.start..rows.end.min((t + 1) * amx::TILE_ROWS)
+                };
+                let place = Block {
+                    ptr: out.rows(rows.clone(), p * PANEL, cols),
+                    stride: out.stride,
+                    rows: rows.len(),
+                    cols,
+                };
+                // SAFETY: the block lies in `out` (checked by `rows`), where a task has its rows and columns for itself.
+                unsafe { operands.multiply(configured, place, add) };
+            }
+        };
+        let mut first = panels.start;
+        if !SPLIT && self.rows == 1 {
+            let whole = inputs.start..inputs.end - inputs.len() % INPUTS;
+            let row = &packed[first_block * Self::ROW_BLOCK..][..whole.len() * TILE / INPUTS];
+            while !row.is_empty() && self.has_four_panels(first..panels.end) {
+                let bytes = self.weight.panel_bytes();
+                let columns = &self.weight.bytes()[first * bytes..][..row::PANELS * bytes];
+                let columns = &columns[inputs.start * PANEL * 2..];
+                let sums = out.rows(0..1, first * PANEL, row::PANELS * PANEL);
+                // SAFETY: where there are tiles, there is AVX-512. The sums lie in `out` (checked by `rows`), where a task has its
+                // columns for itself.
+                unsafe { row::four_panels(row, columns, bytes, sums) };
+                if whole.end < inputs.end {
+                    let panels = first..first + row::PANELS;
+                    panels.for_each(|p| multiply(whole.end..inputs.end, p));
                 }
+                first += row::PANELS;
             }
         }
+        for start in inputs.clone().step_by(CHUNK_BLOCKS * INPUTS) {
+            let chunk = start..(start + CHUNK_BLOCKS * INPUTS).min(inputs.end);
+            (first..panels.end).for_each(|p| multiply(chunk.clone(), p));
+        }
+    }
+
+    /// Whether these panels begin with four whole ones.
+    fn has_four_panels(&self, panels: Range<usize>) -> bool {
+        panels.len() >= row::PANELS
+            && (panels.start + row::PANELS) * PANEL <= self.weight.shape.rows
     }
 
     /// Products of the rows with numbers that cannot be split, as at other levels.

@@ -112,8 +112,11 @@ impl Elements {
         if level.has_tiles() {
             return match self {
                 // No bytes have no alignment.
-                Elements::F32 if bytes.is_empty() => Elements::F32Tiles,
-                Elements::F32 if amx::pack::are_split(bytemuck::cast_slice(bytes)) => {
+                Elements::F32
+                    if level.splits_f32()
+                        && (bytes.is_empty()
+                            || amx::pack::are_split(bytemuck::cast_slice(bytes))) =>
+                {
                     Elements::F32Tiles
                 }
                 Elements::Bf16Pairs => Elements::Bf16Tiles,

@@ -23,6 +23,17 @@ fn rounded(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect()
 }
 
+/// The bytes of a weight.
+fn bytes_of(dtype: SrcDtype, w: &[f32]) -> Vec<u8> {
+    match dtype {
+        SrcDtype::BF16 => w
+            .iter()
+            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+            .collect(),
+        _ => w.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
 /// High and low halves of numbers.
 fn split(x: &[f32]) -> [Vec<f32>; 2] {
     let high = rounded(x);
@@ -49,15 +60,21 @@ fn product(dtype: SrcDtype, x: &[f32], w: &[f32]) -> f32 {
 
 #[test]
 fn products_in_tiles_are_summed_as_documented() {
-    let Ok(level) = Level::new(Isa::Amx) else {
-        println!("skipped: this machine has no {}", Isa::Amx);
-        return;
-    };
     let mut random = Random::new(11);
-    for dtype in [SrcDtype::F32, SrcDtype::BF16] {
+    for (isa, dtype) in [
+        (Isa::AmxF32, SrcDtype::F32),
+        (Isa::AmxF32, SrcDtype::BF16),
+        (Isa::Amx, SrcDtype::BF16),
+    ] {
+        let Ok(level) = Level::new(isa) else {
+            println!("skipped: this machine has no {isa}");
+            continue;
+        };
         for (rows, n, k) in [
             (1, 1, 2),
             (1, 40, 386),
+            (2, 32, 96),
+            (4, 65, 418),
             (5, 33, 70),
             (16, 64, 384),
             (33, 70, 130),
@@ -70,13 +87,7 @@ fn products_in_tiles_are_summed_as_documented() {
             if dtype == SrcDtype::BF16 {
                 w = rounded(&w);
             }
-            let bytes: Vec<u8> = match dtype {
-                SrcDtype::BF16 => w
-                    .iter()
-                    .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
-                    .collect(),
-                _ => w.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            };
+            let bytes = bytes_of(dtype, &w);
             let cut = k / 4 * 2;
             for cuts in [vec![], vec![cut]] {
                 let split = SumSplit::at(&cuts).unwrap_or(SumSplit::WHOLE);
@@ -100,8 +111,63 @@ fn products_in_tiles_are_summed_as_documented() {
                     let mut scratch = Scratch::new().unwrap();
                     gemm::gemm(&exec, &mut scratch, &x, &weight, &mut out, shape).unwrap();
                     let same = bits(&out) == bits(&expected);
-                    assert!(same, "{dtype} {shape:?} {cuts:?}, {threads} threads");
+                    assert!(same, "{isa} {dtype} {shape:?} {cuts:?}, {threads} threads");
                 }
+            }
+        }
+    }
+}
+
+/// A row has the bits that it has among so many that all are multiplied in tiles, also where numbers, products or sums are
+/// subnormal, infinite or no numbers.
+#[test]
+fn a_row_alone_has_the_bits_of_tiles() {
+    let mut random = Random::new(12);
+    // Exponents around those at which products, sums or low halves become subnormal, and around those that overflow.
+    let mut number = |(least, most): (i32, i32)| {
+        let exponent = least + (random.unit().abs() * (most - least) as f32) as i32;
+        random.unit() * 2f32.powi(exponent)
+    };
+    for (isa, dtype) in [(Isa::AmxF32, SrcDtype::F32), (Isa::Amx, SrcDtype::BF16)] {
+        let Ok(level) = Level::new(isa) else {
+            println!("skipped: this machine has no {isa}");
+            continue;
+        };
+        let (rows, n, k) = (21, 45, 230);
+        for (of_x, of_w) in [
+            ((-1, 1), (-1, 1)),
+            ((-70, -58), (-70, -58)),
+            ((100, 120), (-140, -120)),
+            ((-140, -120), (100, 120)),
+            ((-75, 60), (-75, 60)),
+            ((55, 66), (55, 66)),
+        ] {
+            let mut x: Vec<f32> = (0..rows * k).map(|_| number(of_x)).collect();
+            let w: Vec<f32> = (0..n * k).map(|_| number(of_w)).collect();
+            if of_x.1 == 66 {
+                x[3] = f32::INFINITY;
+                x[k + 5] = f32::NAN;
+            }
+            let bytes = bytes_of(dtype, &w);
+            let Run { exec } = Run::new(level, 2);
+            let part = WeightPart::new(&bytes, dtype, n);
+            let weight = CpuWeight::pack(&exec, &[part], k).unwrap();
+            let mut scratch = Scratch::new().unwrap();
+            let mut product = |x: &[f32]| {
+                let rows = x.len() / k;
+                let mut out = vec![f32::NAN; rows * n];
+                let shape = GemmShape { rows, n, k };
+                gemm::gemm(&exec, &mut scratch, x, &weight, &mut out, shape).unwrap();
+                out
+            };
+            let together = product(&x);
+            let magnitudes = || together.iter().map(|x| x.abs());
+            assert!(magnitudes().any(|x| x > 0.0), "{isa} {of_x:?}");
+            for few in [1, 3] {
+                let apart: Vec<f32> = x.chunks(few * k).flat_map(&mut product).collect();
+                let (apart, together) = (bits(&apart), bits(&together));
+                let at = apart.iter().zip(&together).position(|(a, b)| a != b);
+                assert_eq!(at, None, "{isa} {dtype} {of_x:?} {of_w:?}, {few} rows");
             }
         }
     }

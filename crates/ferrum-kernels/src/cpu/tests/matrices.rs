@@ -296,7 +296,7 @@ fn special_weights_stay_what_they_are() {
                     SrcDtype::F16 => f16::from_f32(finite[n * 8 + k]).to_f32(),
                     SrcDtype::BF16 => FloatElement::to_f32(bf16::from_f32(finite[n * 8 + k])),
                 };
-                let split = device.exec().level.has_tiles() && dtype == SrcDtype::F32;
+                let split = device.exec().level.splits_f32() && dtype == SrcDtype::F32;
                 let near = (y - expected).abs() <= expected.abs() / f32::from(1u16 << 15) + 1e-37;
                 let right = if split { near } else { y == expected };
                 assert!(

@@ -43,8 +43,8 @@ fn not_finite(kept: __m512i) -> u16 {
     _mm512_fpclass_ps_mask::<CLASSES>(_mm512_castsi512_ps(kept))
 }
 
-/// Packs inputs `inputs` of at most 16 rows, so many and what gives each, into `out`, which is whole blocks, and fills these
-/// up with zeros. Gives a bit for each row that has numbers which cannot be split; where they were, there is anything.
+/// Packs inputs `inputs` of at most 16 rows, so many and what gives each, into `out`, which is whole blocks, and fills inputs
+/// up with zeros. Other rows of a tile keep what is there, which gives sums that nobody reads. Gives a bit for each row that has numbers which cannot be split; where they were, there is anything.
 pub(crate) fn rows<'a, const SPLIT: bool>(
     rows: (usize, impl Fn(usize) -> &'a [f32]),
     inputs: Range<usize>,
@@ -93,9 +93,6 @@ fn pack_rows<'a, const SPLIT: bool>(
             let lows = &mut lows[(TILE_ROWS - 1) * ROW_BYTES..][..ROW_BYTES];
             // SAFETY: as above.
             unsafe { _mm512_storeu_si512(lows.as_mut_ptr().cast(), rest) };
-        }
-        for tile in out.chunks_exact_mut(TILE_ROWS * ROW_BYTES) {
-            tile[count * ROW_BYTES..].fill(0);
         }
     }
     excepted

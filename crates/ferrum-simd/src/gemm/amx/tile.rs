@@ -1,17 +1,20 @@
-//! Two tiles of rows times a panel: the inner loop of products in tiles.
+//! Two tiles of rows times a panel: the inner loop of products in tiles. Few rows are multiplied [one by one](super::row).
 
 use super::super::tile::PANEL;
+use super::row::row_products;
 use crate::simd::amx::{ROW_BYTES, TILE_ROWS, Tiles};
 use core::arch::asm;
 
 /// Inputs of a block: those of an instruction.
 pub(crate) const INPUTS: usize = 32;
 /// Bytes of a tile.
-const TILE: usize = TILE_ROWS * ROW_BYTES;
+pub(super) const TILE: usize = TILE_ROWS * ROW_BYTES;
 /// Bytes of a block of a split panel: the high halves of both its tiles, then the low ones.
 pub(crate) const SPLIT_BLOCK: usize = 4 * TILE;
 /// Bytes of a block of a panel of bf16, whose tiles lie side by side.
-const BF16_BLOCK: usize = 2 * TILE;
+pub(super) const BF16_BLOCK: usize = 2 * TILE;
+/// Rows up to which each is multiplied by itself.
+const FEW_ROWS: usize = 1;
 /// Blocks of a chunk: 48 KiB of a split panel.
 pub(super) const CHUNK_BLOCKS: usize = 12;
 
@@ -43,16 +46,16 @@ pub(crate) struct Operands<'a, const SPLIT: bool> {
 
 /// What the loops take. Strides are in bytes.
 #[derive(Clone, Copy)]
-struct Pointers {
+pub(super) struct Pointers {
     /// Blocks of both tiles of rows.
-    rows: [*const u8; 2],
-    columns: *const u8,
+    pub(super) rows: [*const u8; 2],
+    pub(super) columns: *const u8,
     /// Number of blocks, at least one.
-    blocks: usize,
-    sums: *mut f32,
-    sums_stride: usize,
+    pub(super) blocks: usize,
+    pub(super) sums: *mut f32,
+    pub(super) sums_stride: usize,
     /// Whether there are sums already.
-    add: bool,
+    pub(super) add: bool,
 }
 
 /// A loop over blocks. Tiles 0 and 1 are sums of the first tile of rows with both tiles of columns, 2 and 3 of the second.
@@ -223,15 +226,15 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
     /// The block is valid for reads and writes, and no other thread uses it.
     #[inline(always)]
     pub(crate) unsafe fn multiply(self, configured: &Tiles, place: Block, add: bool) {
-        let two = !self.rows[1].is_empty();
-        let tile_rows = TILE_ROWS * (1 + usize::from(two));
-        if place.rows == tile_rows && place.cols == PANEL {
-            // SAFETY: all rows and columns of the tiles lie in the block, which the caller says is valid.
-            unsafe { self.whole(configured, place.ptr, place.stride, add) };
+        let tile_rows = TILE_ROWS * (1 + usize::from(!self.rows[1].is_empty()));
+        assert!(place.rows <= tile_rows && place.cols <= PANEL);
+        if place.cols == PANEL && (place.rows == tile_rows || place.rows <= FEW_ROWS) {
+            // SAFETY: all columns, and all rows of the tiles or those that are multiplied one by one, lie in the block, which the
+            // caller says is valid.
+            unsafe { self.whole(configured, place.rows, (place.ptr, place.stride), add) };
             return;
         }
         let mut sums = Sums([[0.0; PANEL]; 2 * TILE_ROWS]);
-        assert!(place.rows <= tile_rows && place.cols <= PANEL);
         let row = |r: usize| place.ptr.wrapping_add(r * place.stride);
         if add {
             for (r, sums) in sums.0.iter_mut().enumerate().take(place.rows) {
@@ -240,28 +243,73 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
             }
         }
         // SAFETY: the array has 32 rows of 32 columns.
-        unsafe { self.whole(configured, sums.0.as_mut_ptr().cast(), PANEL, add) };
+        unsafe {
+            self.whole(
+                configured,
+                place.rows,
+                (sums.0.as_mut_ptr().cast(), PANEL),
+                add,
+            )
+        };
         for (r, sums) in sums.0.iter().enumerate().take(place.rows) {
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), row(r), place.cols) };
         }
     }
 
-    /// The same with all rows and columns of the tiles.
+    /// The same with all columns, and with all rows of the tiles unless there are few.
     ///
     /// # Safety
-    /// 16 rows, or 32 where there are two tiles, of 32 columns are valid for reads and writes, and no other thread uses
-    /// them.
+    /// Few rows, or else 16, or 32 where there are two tiles, of 32 columns are valid for reads and writes, and no other thread
+    /// uses them.
     #[inline(always)]
-    unsafe fn whole(self, _: &Tiles, sums: *mut f32, stride: usize, add: bool) {
+    unsafe fn whole(
+        self,
+        configured: &Tiles,
+        rows: usize,
+        (sums, stride): (*mut f32, usize),
+        add: bool,
+    ) {
+        if rows > FEW_ROWS {
+            // SAFETY: the caller's contract.
+            unsafe { self.blocks(Some(configured), 0, (sums, stride), add) };
+            return;
+        }
+        for r in 0..rows {
+            // SAFETY: the caller's contract, of row `r`.
+            unsafe { self.blocks(None, r, (sums.wrapping_add(r * stride), stride), add) };
+        }
+    }
+
+    /// The blocks of all rows of the tiles, or where these are not needed of row `r`.
+    ///
+    /// # Safety
+    /// As above, of the rows that are multiplied.
+    #[inline(always)]
+    unsafe fn blocks(
+        self,
+        configured: Option<&Tiles>,
+        r: usize,
+        (sums, stride): (*mut f32, usize),
+        add: bool,
+    ) {
         let two = !self.rows[1].is_empty();
+        let run = |pointers| match configured {
+            // SAFETY: tiles are configured; the slices are as long as asserted below, and the caller says so of the sums.
+            Some(_) => unsafe { products::<SPLIT>(pointers, two) },
+            // SAFETY: as above; where there are tiles, there is AVX-512.
+            None => unsafe { row_products::<SPLIT>(pointers) },
+        };
         let blocks = self.inputs.div_ceil(INPUTS);
         let rows_len = blocks * row_block(SPLIT);
         assert!(blocks > 0 && self.rows[0].len() == rows_len);
         assert!(!two || self.rows[1].len() == rows_len);
         let pointers = Pointers {
             // Not by `map`, which goes through memory, and there waits for the tiles that are still being stored.
-            rows: [self.rows[0].as_ptr(), self.rows[1].as_ptr()],
+            rows: [
+                self.rows[0][r * ROW_BYTES..].as_ptr(),
+                self.rows[1].as_ptr(),
+            ],
             columns: self.columns.as_ptr(),
             blocks,
             sums,
@@ -270,8 +318,7 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
         };
         if SPLIT {
             assert_eq!(self.columns.len(), blocks * SPLIT_BLOCK);
-            // SAFETY: tiles are configured; the slices are as long as asserted, and the caller says so of the sums.
-            unsafe { products::<SPLIT>(pointers, two) };
+            run(pointers);
             return;
         }
         assert_eq!(self.columns.len(), self.inputs * PANEL * 2);
@@ -281,8 +328,8 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
                 blocks: full,
                 ..pointers
             };
-            // SAFETY: as above, for the blocks that the panel has whole.
-            unsafe { products::<SPLIT>(pointers, two) };
+            // The blocks that the panel has whole.
+            run(pointers);
         }
         if full < blocks {
             let mut last = LastBlock([0; BF16_BLOCK]);
@@ -298,8 +345,8 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
                 add: add || full > 0,
                 ..pointers
             };
-            // SAFETY: as above, for the last block of the rows; the array is a block of a panel.
-            unsafe { products::<SPLIT>(pointers, two) };
+            // The last block of the rows; the array is a block of a panel.
+            run(pointers);
         }
     }
 }
