@@ -28,7 +28,7 @@ pub enum Isa {
     Avx512,
     /// The same with dot products of bf16.
     Avx512Bf16,
-    /// The same with AMX: products of tiles of bf16 and of bytes.
+    /// The same with AMX: products of tiles of bf16.
     Amx,
     /// The same, with numbers of f32 split in two of bf16, so that their products are of tiles, too.
     AmxF32,
@@ -108,8 +108,8 @@ impl Isa {
         }
     }
 
-    /// Whether products with weights of bf16 round activations to bf16. All else but what a level
-    /// [splits](Self::splits_f32) is the same at every level, to the bit.
+    /// Whether products with weights of bf16 round activations to bf16; in tiles of AMX, they are summed in another order. All
+    /// else but what a level [splits](Self::splits_f32) is the same at every level, to the bit.
     pub const fn rounds_bf16(self) -> bool {
         matches!(self, Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32)
     }

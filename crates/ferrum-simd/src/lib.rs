@@ -21,7 +21,7 @@
 //!
 //! Every reduction has one order, by index, that depends on nothing else. So a row has the same bits
 //! whether it is alone or among many, in one chunk or several, in small KV blocks or large ones, on
-//! one thread or all, at any level (but for the rounding of [dot products of bf16](isa::Isa::rounds_bf16) and for
+//! one thread or all, at any level (but for [products with weights of bf16](isa::Isa::rounds_bf16) where these round, and for
 //! [numbers of f32 that are split](isa::Isa::splits_f32)).
 
 // As a unit test it would be compiled again, every kernel of it, and it has none: see `tests/simd`.

@@ -39,8 +39,8 @@ const SAMPLE: usize = 64;
 pub fn layout(level: Level) -> String {
     let flip = level.run_bytes(SignFlip);
     let bf16 = if level.has_bf16() { "-bf16" } else { "" };
-    let tiles = if level.has_tiles() { "-tiles" } else { "" };
-    let split = if level.splits_f32() { "-split" } else { "" };
+    let tiles = if level.has_tiles() { "-amx" } else { "" };
+    let split = if level.splits_f32() { "-f32" } else { "" };
     format!("{LAYOUT}-{flip:02x}{bf16}{tiles}{split}")
 }
 
@@ -457,9 +457,10 @@ impl Packable for CpuExperts {
                 let mut matrices: Vec<CpuWeight> = Vec::new();
                 for _ in 0..experts {
                     let matrix = CpuWeight::restore(reader)?;
-                    // All matrices of a stack are alike.
+                    // All matrices of a stack are alike, and none is in tiles.
                     let first = matrices.first().map_or(matrix.elements, |m| m.elements);
                     let alike = matrix.shape == expected && matrix.elements == first;
+                    let alike = alike && !matrix.elements.are_tiles();
                     alike.then(|| matrices.push(matrix))?;
                 }
                 Matrices::Dense(matrices)

@@ -128,8 +128,7 @@ pub(super) fn load_parts(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Re
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
 fn dequantize(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuWeight> {
-    let weight = dequantize_stack(exec, parts, cols, 1)?.pop();
-    weight.ok_or_else(|| Error::invalid("load_quant", "there is no matrix"))
+    with_floats(parts, cols, |parts| CpuWeight::pack(exec, parts, cols))
 }
 
 /// [`dequantize`] into `count` matrices of equally many rows, each of equally many parts.
@@ -139,14 +138,24 @@ pub(crate) fn dequantize_stack(
     cols: usize,
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
-    let op = "load_quant";
+    with_floats(parts, cols, |parts| {
+        CpuWeight::stack(exec, parts, cols, count)
+    })
+}
+
+/// Calls `pack` with the parts as floats, which they are, or in f32.
+fn with_floats<T>(
+    parts: &[GgufRows<'_>],
+    cols: usize,
+    pack: impl FnOnce(&[WeightPart<'_>]) -> Result<T>,
+) -> Result<T> {
     let floats: Option<Vec<_>> = parts.iter().map(GgufRows::as_dense).collect();
     if let Some(floats) = floats {
-        return CpuWeight::stack(exec, &floats, cols, count);
+        return pack(&floats);
     }
     let mut values = Vec::new();
     for part in parts {
-        values.extend(part.dequantize(op, cols)?);
+        values.extend(part.dequantize("load_quant", cols)?);
     }
     let mut rest = &values[..];
     let part = |part: &GgufRows<'_>| {
@@ -155,7 +164,7 @@ pub(crate) fn dequantize_stack(
         WeightPart::new(bytemuck::cast_slice(values), SrcDtype::F32, part.rows)
     };
     let parts: Vec<_> = parts.iter().map(part).collect();
-    CpuWeight::stack(exec, &parts, cols, count)
+    pack(&parts)
 }
 
 /// `out[rows, n] = x[rows, k] · weight[n, k]ᵀ`.

@@ -219,10 +219,18 @@ impl LoadStore {
     }
 
     fn add(&self, name: EntryName, entry: PackedEntry, packed: bool) {
-        let mut loaded = self.loaded();
-        loaded.packed |= packed;
-        if loaded.names.insert(name) {
-            loaded.entries.push((name, entry));
+        self.loaded().add(name, entry, packed);
+    }
+}
+
+impl Loaded {
+    /// Adds an entry, or where it was packed puts it in the place of one of the same name: that could not be used.
+    fn add(&mut self, name: EntryName, entry: PackedEntry, packed: bool) {
+        self.packed |= packed;
+        if self.names.insert(name) {
+            self.entries.push((name, entry));
+        } else if packed && let Some(old) = self.entries.iter_mut().find(|old| old.0 == name) {
+            old.1 = entry;
         }
     }
 }
@@ -276,5 +284,38 @@ impl PackedStore for LoadStore {
 
     fn put(&self, key: PackedKey, entry: PackedEntry) {
         self.add(entry_name(key.as_bytes()), entry, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(description: u8) -> PackedEntry {
+        PackedEntry {
+            description: vec![description],
+            panels: Vec::new(),
+        }
+    }
+
+    /// Else the file would be written with it, and the weight packed, at each start.
+    #[test]
+    fn an_entry_that_could_not_be_used_is_replaced() {
+        let names = [b"a", b"b"].map(|name| entry_name(name));
+        let mut loaded = Loaded::default();
+        // Both were found; one was refused, and packed.
+        loaded.add(names[0], entry(1), false);
+        loaded.add(names[1], entry(2), false);
+        assert!(!loaded.packed);
+        loaded.add(names[0], entry(3), true);
+        // Tied weights are found twice.
+        loaded.add(names[1], entry(2), false);
+        assert!(loaded.packed);
+        let kept: Vec<_> = loaded
+            .entries
+            .iter()
+            .map(|(_, entry)| entry.description[0])
+            .collect();
+        assert_eq!(kept, [3, 2]);
     }
 }

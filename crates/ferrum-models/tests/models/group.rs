@@ -195,9 +195,10 @@ fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> (usize, Vec<
 
 #[test]
 fn ranks_have_the_bits_of_one() {
-    // No default, but parts of sums in tiles are to be those of ranks, too.
-    let tiles = Isa::AmxF32.is_available().then_some(Isa::AmxF32);
-    for isa in [Isa::best_exact(), Isa::best()].into_iter().chain(tiles) {
+    // Parts of sums are to be those of ranks at each of these, whichever is the default.
+    let rounding = [Isa::Avx512Bf16, Isa::Amx, Isa::AmxF32];
+    let rounding = rounding.into_iter().filter(|isa| isa.is_available());
+    for isa in [Isa::best_exact()].into_iter().chain(rounding) {
         let (same, others) = check_bits::<Moe<Dequantized>>(&cpus(4, isa));
         assert!(
             same > 350 && others.is_empty(),

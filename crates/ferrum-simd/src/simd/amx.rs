@@ -19,7 +19,7 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// Bytes of a row of a tile.
 pub(crate) const ROW_BYTES: usize = 64;
 
-/// Whether this process may use tiles: the processor has products of bf16 and of bytes, the system saves tiles, and
+/// Whether this process may use tiles: the processor has products of bf16, the system saves tiles, and
 /// has granted them. The first call asks the system for that, which holds for all threads and cannot be undone.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
@@ -27,8 +27,8 @@ pub(crate) fn is_available() -> bool {
 }
 
 fn has_instructions() -> bool {
-    /// AMX-BF16, AMX-TILE and AMX-INT8 in EDX of leaf 7.
-    const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    /// AMX-BF16 and AMX-TILE in EDX of leaf 7.
+    const FEATURES: u32 = 1 << 22 | 1 << 24;
     let last_leaf = __cpuid_count(0, 0).eax;
     last_leaf >= 7 && __cpuid_count(7, 0).edx & FEATURES == FEATURES
 }

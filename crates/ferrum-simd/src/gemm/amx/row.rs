@@ -100,6 +100,7 @@ macro_rules! products {
             "dec {blocks}",
             "jnz 2b",
             $(concat!("vmovups zmmword ptr [{sums} + ", $at, "], ", $sum),)*
+            "vzeroupper",
             "ldmxcsr dword ptr [{before}]",
             "/* {next} {third} */",
             before = in(reg) &raw mut before,
@@ -200,7 +201,7 @@ pub(super) unsafe fn row_products<const SPLIT: bool>(pointers: Pointers) {
 /// Whole blocks of one row, of bf16 and at least one, times four panels, which begin `stride` bytes apart: their 128 sums.
 ///
 /// # Safety
-/// The processor has AVX-512. `sums` is valid for writes, and no other thread uses them.
+/// The processor has AVX-512. 128 floats from `sums` on are valid for writes, and no other thread uses them.
 pub(super) unsafe fn four_panels(row: &[u8], columns: &[u8], stride: usize, sums: *mut f32) {
     let blocks = row.len() / TILE;
     assert!(blocks > 0);

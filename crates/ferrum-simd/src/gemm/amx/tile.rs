@@ -1,4 +1,4 @@
-//! Two tiles of rows times a panel: the inner loop of products in tiles. Few rows are multiplied [one by one](super::row).
+//! Two tiles of rows times a panel: the inner loop of products in tiles. A row alone is multiplied [without them](super::row).
 
 use super::super::tile::PANEL;
 use super::row::row_products;
@@ -13,8 +13,6 @@ pub(super) const TILE: usize = TILE_ROWS * ROW_BYTES;
 pub(crate) const SPLIT_BLOCK: usize = 4 * TILE;
 /// Bytes of a block of a panel of bf16, whose tiles lie side by side.
 pub(super) const BF16_BLOCK: usize = 2 * TILE;
-/// Rows up to which each is multiplied by itself.
-const FEW_ROWS: usize = 1;
 /// Blocks of a chunk: 48 KiB of a split panel.
 pub(super) const CHUNK_BLOCKS: usize = 12;
 
@@ -228,10 +226,9 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
     pub(crate) unsafe fn multiply(self, configured: &Tiles, place: Block, add: bool) {
         let tile_rows = TILE_ROWS * (1 + usize::from(!self.rows[1].is_empty()));
         assert!(place.rows <= tile_rows && place.cols <= PANEL);
-        if place.cols == PANEL && (place.rows == tile_rows || place.rows <= FEW_ROWS) {
-            // SAFETY: all columns, and all rows of the tiles or those that are multiplied one by one, lie in the block, which the
-            // caller says is valid.
-            unsafe { self.whole(configured, place.rows, (place.ptr, place.stride), add) };
+        if place.cols == PANEL && (place.rows == tile_rows || place.rows == 1) {
+            // SAFETY: all columns, and all rows of the tiles or the only one, lie in the block, which the caller says is valid.
+            unsafe { self.whole(configured, place, add) };
             return;
         }
         let mut sums = Sums([[0.0; PANEL]; 2 * TILE_ROWS]);
@@ -242,63 +239,33 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
                 unsafe { std::ptr::copy_nonoverlapping(row(r), sums.as_mut_ptr(), place.cols) };
             }
         }
-        // SAFETY: the array has 32 rows of 32 columns.
-        unsafe {
-            self.whole(
-                configured,
-                place.rows,
-                (sums.0.as_mut_ptr().cast(), PANEL),
-                add,
-            )
+        let whole = Block {
+            ptr: sums.0.as_mut_ptr().cast(),
+            stride: PANEL,
+            rows: place.rows,
+            cols: PANEL,
         };
+        // SAFETY: the array has 32 rows of 32 columns.
+        unsafe { self.whole(configured, whole, add) };
         for (r, sums) in sums.0.iter().enumerate().take(place.rows) {
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), row(r), place.cols) };
         }
     }
 
-    /// The same with all columns, and with all rows of the tiles unless there are few.
+    /// The same with all columns of a panel, and all rows of the tiles unless there is one.
     ///
     /// # Safety
-    /// Few rows, or else 16, or 32 where there are two tiles, of 32 columns are valid for reads and writes, and no other thread
-    /// uses them.
+    /// 16 rows, or 32 where there are two tiles, or the only one, are valid for reads and writes, and no other thread uses them.
     #[inline(always)]
-    unsafe fn whole(
-        self,
-        configured: &Tiles,
-        rows: usize,
-        (sums, stride): (*mut f32, usize),
-        add: bool,
-    ) {
-        if rows > FEW_ROWS {
-            // SAFETY: the caller's contract.
-            unsafe { self.blocks(Some(configured), 0, (sums, stride), add) };
-            return;
-        }
-        for r in 0..rows {
-            // SAFETY: the caller's contract, of row `r`.
-            unsafe { self.blocks(None, r, (sums.wrapping_add(r * stride), stride), add) };
-        }
-    }
-
-    /// The blocks of all rows of the tiles, or where these are not needed of row `r`.
-    ///
-    /// # Safety
-    /// As above, of the rows that are multiplied.
-    #[inline(always)]
-    unsafe fn blocks(
-        self,
-        configured: Option<&Tiles>,
-        r: usize,
-        (sums, stride): (*mut f32, usize),
-        add: bool,
-    ) {
+    unsafe fn whole(self, _: &Tiles, place: Block, add: bool) {
         let two = !self.rows[1].is_empty();
-        let run = |pointers| match configured {
-            // SAFETY: tiles are configured; the slices are as long as asserted below, and the caller says so of the sums.
-            Some(_) => unsafe { products::<SPLIT>(pointers, two) },
-            // SAFETY: as above; where there are tiles, there is AVX-512.
-            None => unsafe { row_products::<SPLIT>(pointers) },
+        let run = |pointers| match place.rows {
+            // SAFETY: where there are tiles, there is AVX-512; the slices are as long as asserted below, and the caller says so
+            // of the sums.
+            1 => unsafe { row_products::<SPLIT>(pointers) },
+            // SAFETY: as above, and tiles are configured.
+            _ => unsafe { products::<SPLIT>(pointers, two) },
         };
         let blocks = self.inputs.div_ceil(INPUTS);
         let rows_len = blocks * row_block(SPLIT);
@@ -306,14 +273,11 @@ impl<const SPLIT: bool> Operands<'_, SPLIT> {
         assert!(!two || self.rows[1].len() == rows_len);
         let pointers = Pointers {
             // Not by `map`, which goes through memory, and there waits for the tiles that are still being stored.
-            rows: [
-                self.rows[0][r * ROW_BYTES..].as_ptr(),
-                self.rows[1].as_ptr(),
-            ],
+            rows: [self.rows[0].as_ptr(), self.rows[1].as_ptr()],
             columns: self.columns.as_ptr(),
             blocks,
-            sums,
-            sums_stride: stride * size_of::<f32>(),
+            sums: place.ptr,
+            sums_stride: place.stride * size_of::<f32>(),
             add,
         };
         if SPLIT {
