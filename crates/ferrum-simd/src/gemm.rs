@@ -329,13 +329,7 @@ pub(crate) fn some_panels(
                 format: PhantomData,
             };
             let tiles = 0..rows.div_ceil(tile_rows);
-            let (split, stride) = match sums {
-                PartSums::Apart(split, stride) => (split, stride),
-                PartSums::Tree(split) => {
-                    assert_eq!(split, SumSplit::WHOLE, "sums that are held apart, or one");
-                    (split, 0)
-                }
-            };
+            let (split, stride) = sums.apart();
             for part in 0..split.parts() {
                 let steps = split.part(part, weight.steps());
                 // Of an empty part, nothing is written.

@@ -98,7 +98,7 @@ impl CpuExperts {
     /// # Errors
     /// Of parts that do not make such a stack; [`OutOfMemory`](ferrum_types::Error::OutOfMemory).
     pub fn dense(exec: &Exec, parts: &[WeightPart<'_>], shape: ExpertShape) -> Result<Self> {
-        let matrices = CpuWeight::stack(exec, parts, shape.k, parts.len())?;
+        let matrices = CpuWeight::experts(exec, parts, shape.k, parts.len())?;
         Self::of_matrices(shape, Matrices::Dense(matrices))
     }
 

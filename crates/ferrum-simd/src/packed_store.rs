@@ -457,10 +457,10 @@ impl Packable for CpuExperts {
                 let mut matrices: Vec<CpuWeight> = Vec::new();
                 for _ in 0..experts {
                     let matrix = CpuWeight::restore(reader)?;
-                    // All matrices of a stack are alike, and none is in tiles.
+                    // All matrices of a stack are alike, and none of f32 is in tiles.
                     let first = matrices.first().map_or(matrix.elements, |m| m.elements);
                     let alike = matrix.shape == expected && matrix.elements == first;
-                    let alike = alike && !matrix.elements.are_tiles();
+                    let alike = alike && matrix.elements != Elements::F32Tiles;
                     alike.then(|| matrices.push(matrix))?;
                 }
                 Matrices::Dense(matrices)

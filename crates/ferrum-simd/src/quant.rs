@@ -139,7 +139,7 @@ pub(crate) fn dequantize_stack(
     count: usize,
 ) -> Result<Vec<CpuWeight>> {
     with_floats(parts, cols, |parts| {
-        CpuWeight::stack(exec, parts, cols, count)
+        CpuWeight::experts(exec, parts, cols, count)
     })
 }
 

@@ -50,13 +50,13 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn of(weight: &CpuWeight) -> Self {
+    fn of(weight: &CpuWeight, sums: SumSplit) -> Self {
         let inputs = match weight.elements {
             Elements::Bf16Tiles => 2,
             _ => 1,
         };
         Self {
-            sums: weight.sums,
+            sums,
             inputs,
             steps: weight.steps(),
         }
@@ -77,6 +77,29 @@ impl Blocks {
         let (last, before) = self.part(self.sums.parts() - 1);
         before + last.len().div_ceil(INPUTS)
     }
+
+    /// Floats of a tile of rows.
+    fn tile_len<const SPLIT: bool>(&self) -> usize {
+        self.count() * row_block(SPLIT) / 4
+    }
+
+    /// Packs at most 16 rows, so many and what gives each. Gives a bit for each row that has numbers which cannot be split.
+    fn pack_tile<'x, const SPLIT: bool>(
+        &self,
+        (count, row): (usize, impl Fn(usize) -> &'x [f32]),
+        out: &mut [f32],
+    ) -> u32 {
+        let mut out = bytemuck::cast_slice_mut(out);
+        let mut excepted = 0;
+        for part in 0..self.sums.parts() {
+            let (inputs, _) = self.part(part);
+            let size = inputs.len().div_ceil(INPUTS) * row_block(SPLIT);
+            let (some, others) = out.split_at_mut(size);
+            excepted |= pack::rows::<SPLIT>((count, &row), inputs, some);
+            out = others;
+        }
+        excepted
+    }
 }
 
 /// [`super::columns_of`] for weights in tiles.
@@ -90,6 +113,52 @@ pub(super) fn product(
     match weight.elements {
         Elements::Bf16Tiles => Product::<false>::new(exec, x, weight, out).run(scratch),
         _ => Product::<true>::new(exec, x, weight, out).run(scratch),
+    }
+}
+
+/// Floats of a tile of 16 rows for [`some_panels`].
+pub(crate) fn tile_len(weight: &CpuWeight, sums: SumSplit) -> usize {
+    Blocks::of(weight, sums).tile_len::<false>()
+}
+
+/// Packs rows, so many and what gives each, in tiles for [`some_panels`].
+pub(crate) fn pack_tiles<'x>(
+    weight: &CpuWeight,
+    sums: SumSplit,
+    (rows, row): (usize, impl Fn(usize) -> &'x [f32]),
+    out: &mut [f32],
+) {
+    let blocks = Blocks::of(weight, sums);
+    let tiles = out.chunks_exact_mut(blocks.tile_len::<false>().max(1));
+    for (first, tile) in (0..rows).step_by(amx::TILE_ROWS).zip(tiles) {
+        let count = (rows - first).min(amx::TILE_ROWS);
+        blocks.pack_tile::<false>((count, |r| row(first + r)), tile);
+    }
+}
+
+/// [`super::some_panels`] for weights of bf16 in tiles.
+pub(crate) fn some_panels(
+    exec: &Exec,
+    (packed, rows): (&[f32], usize),
+    weight: &CpuWeight,
+    (panels, sums): (Range<usize>, PartSums),
+    out: Columns<'_>,
+) {
+    let (sums, stride) = sums.apart();
+    let product = Product::<false> {
+        exec,
+        x: &[],
+        weight,
+        out,
+        rows,
+        blocks: Blocks::of(weight, sums),
+    };
+    // SAFETY: weights are in tiles only where there are tiles, and nothing that is called here configures others.
+    let configured = unsafe { Tiles::configure() };
+    for part in 0..sums.parts() {
+        let rows = (packed, 0..product.tiles());
+        let columns = (&mut Source::Own(&mut []), panels.clone());
+        product.part(&configured, rows, columns, part, out.behind(part * stride));
     }
 }
 
@@ -197,7 +266,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
             weight,
             out,
             rows: x.len() / weight.shape.cols,
-            blocks: Blocks::of(weight),
+            blocks: Blocks::of(weight, weight.sums),
         }
     }
 
@@ -208,7 +277,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
     fn run(&self, scratch: &mut Scratch) -> Result<()> {
         let (tiles, panels) = (self.tiles(), self.weight.panels());
         let (threads, blocks) = (self.exec.pool.threads(), self.blocks.count());
-        let packed_len = tiles * blocks * Self::ROW_BLOCK / 4;
+        let packed_len = tiles * self.blocks.tile_len::<SPLIT>();
         let panel_bytes = blocks * SPLIT_BLOCK;
         let shared = SPLIT && tiles > FEW_TILES;
         let at_once = match shared {
@@ -276,10 +345,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
     }
 
     fn pack_rows(&self, packed: &mut [f32], exceptions: &mut [f32]) {
-        let (len, cols) = (
-            self.blocks.count() * Self::ROW_BLOCK / 4,
-            self.weight.shape.cols,
-        );
+        let (len, cols) = (self.blocks.tile_len::<SPLIT>(), self.weight.shape.cols);
         let (packed, exceptions) = (SharedMut::new(packed), SharedMut::new(exceptions));
         let cost = amx::TILE_ROWS * cols / 4;
         self.exec.parallel_for(self.tiles(), cost, |tiles, _| {
@@ -294,16 +360,9 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
                         exceptions.part(first, amx::TILE_ROWS),
                     )
                 };
-                let mut out = bytemuck::cast_slice_mut(out);
-                let mut excepted = 0;
-                for part in 0..self.blocks.sums.parts() {
-                    let (inputs, _) = self.blocks.part(part);
-                    let size = inputs.len().div_ceil(INPUTS) * Self::ROW_BLOCK;
-                    let (some, others) = out.split_at_mut(size);
-                    let row = |r: usize| &rows[r * cols..][..cols];
-                    excepted |= pack::rows::<SPLIT>((rows.len() / cols, row), inputs, some);
-                    out = others;
-                }
+                let row = |r: usize| &rows[r * cols..][..cols];
+                let rows = (rows.len() / cols, row);
+                let excepted = self.blocks.pack_tile::<SPLIT>(rows, out);
                 for (r, exception) in exceptions.iter_mut().enumerate() {
                     *exception = f32::from(u8::from(excepted >> r & 1 != 0));
                 }

@@ -87,6 +87,20 @@ impl PartSums {
         }
     }
 
+    /// How sums are cut that are held apart, and the elements from one part's to the next one's.
+    ///
+    /// # Panics
+    /// For parts that are to be added.
+    pub(crate) fn apart(self) -> (SumSplit, usize) {
+        match self {
+            PartSums::Apart(split, stride) => (split, stride),
+            PartSums::Tree(split) => {
+                assert_eq!(split, SumSplit::WHOLE, "sums that are held apart, or one");
+                (split, 0)
+            }
+        }
+    }
+
     /// Where the sums of part `part` go; [`add_partials`] makes a tree of those in `out`, `left` and `right`.
     #[inline(always)]
     pub(crate) fn place<'a>(

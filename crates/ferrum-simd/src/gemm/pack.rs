@@ -189,9 +189,25 @@ impl CpuWeight {
         Ok(packed)
     }
 
-    /// [`pack`](Self::pack) into `count` matrices of equally many rows, each of equally many parts.
-    /// Each has panels of its own.
-    pub(crate) fn stack(
+    /// Matrices of a [`stack`](Self::stack) of experts: those of bf16 for products in tiles, where the level has these.
+    pub(crate) fn experts(
+        exec: &Exec,
+        parts: &[WeightPart<'_>],
+        cols: usize,
+        count: usize,
+    ) -> Result<Vec<Self>> {
+        let mut matrices = Self::stack(exec, parts, cols, count)?;
+        for matrix in &mut matrices {
+            if matrix.elements == Elements::Bf16Pairs && cols > 0 {
+                matrix.elements = matrix.elements.in_tiles(exec.level, &[]);
+            }
+        }
+        Ok(matrices)
+    }
+
+    /// Packs the rows of `parts` into `count` matrices of equally many rows, each of equally many parts. Each has panels of its
+    /// own.
+    fn stack(
         exec: &Exec,
         parts: &[WeightPart<'_>],
         cols: usize,

@@ -81,7 +81,7 @@ pub fn down(
     let stage = parts * stage_rows * each * PANEL;
     let x = (x, ExpertInput::PerPair);
     let memory = (2 * pairs, sums + stage);
-    let packed = PackedRows::new(run, "moe_down", x, &[stack], routing, memory, shape)?;
+    let packed = PackedRows::new(run, "moe_down", x, &[stack], routing, memory, (shape, true))?;
     let Some((rows, sorted, buffers)) = packed else {
         if !add {
             out[..tokens * n].fill(0.0);

@@ -161,7 +161,15 @@ fn per_pair<const STACKS: usize, F: Epilogue<STACKS>>(
     let pairs = routing.expert_ids.len();
     let stage = elements(op, &[STACKS, pairs, n])?;
     let out = &mut out[..pairs * n];
-    let packed = PackedRows::new((exec, scratch), op, x, &stacks, routing, (stage, 0), shape)?;
+    let packed = PackedRows::new(
+        (exec, scratch),
+        op,
+        x,
+        &stacks,
+        routing,
+        (stage, 0),
+        (shape, false),
+    )?;
     let Some((rows, stage, buffers)) = packed else {
         return Ok(());
     };

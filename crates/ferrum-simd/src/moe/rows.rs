@@ -9,10 +9,16 @@ use crate::gemm::lane::{Bf16PairLane, F32Lane, Lane};
 use crate::gemm::pack::{Elements, pack_tile};
 use crate::gemm::tile::PANEL;
 use crate::gemm::{self, Columns, GemmMode, PartSums};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::{CpuWeight, amx};
 use crate::memory::SharedMut;
 use crate::quant::acts::{self, WORDS};
 use crate::quant::format::UNIT;
 use crate::quant::{self, Product, SomePanels};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::TILE_ROWS;
+#[cfg(target_arch = "x86_64")]
+use ferrum_types::SumSplit;
 use ferrum_types::check::{SortedPairs, elements};
 use ferrum_types::{ExpertInput, MoeShape, Result};
 use std::ops::Range;
@@ -62,6 +68,8 @@ pub(super) struct PackedRows<'a> {
     pub(super) groups: &'a [[usize; 3]],
     floats: &'a [f32],
     bf16_pairs: &'a [f32],
+    /// Tiles of AMX, and the floats of one.
+    tiles: (&'a [f32], usize),
     /// Of all stacks.
     acts: &'a [i32],
     /// Words from those of a stack to those of the next one.
@@ -74,7 +82,8 @@ pub(super) struct PackedRows<'a> {
 type Packed<'a> = (PackedRows<'a>, &'a mut [f32], &'a mut [f32]);
 
 impl<'a> PackedRows<'a> {
-    /// Packs the rows of all pairs for products with stacks of `shape`; `None` where there are none. Beside them, gives so many floats
+    /// Packs the rows of all pairs for products with stacks of `shape`, whose sums are those of each matrix's parts where they are
+    /// `cut`; `None` where there are none. Beside them, gives so many floats
     /// for all and, behind what it needs to decode weights, for each thread.
     ///
     /// # Errors
@@ -86,7 +95,7 @@ impl<'a> PackedRows<'a> {
         stacks: &[&CpuExperts],
         routing: SortedPairs<'a>,
         (for_all, for_each): (usize, usize),
-        shape: MoeShape,
+        (shape, cut): (MoeShape, bool),
     ) -> Result<Option<Packed<'a>>> {
         let fit = |stack: &&CpuExperts| stack.shape == shape.experts;
         assert!(stacks.iter().all(fit), "the stacks");
@@ -113,7 +122,7 @@ impl<'a> PackedRows<'a> {
             k: shape.experts.k,
             shared: alone && !ordered,
         };
-        let sizes = ScratchSizes::of(op, exec, &input, stacks)?;
+        let sizes = ScratchSizes::of(op, exec, (&input, groups), stacks, cut)?;
         let items = &mut scratch.items;
         let mut tiles = [0..0, 0..0];
         if sizes.floats + sizes.bf16_pairs > 0 {
@@ -128,9 +137,11 @@ impl<'a> PackedRows<'a> {
         let acts_of_stack = if ordered { sizes.bytes } else { 0 };
         let bytes = sizes.bytes + acts_of_stack * stacks.len().saturating_sub(1);
         let threads = exec.pool.threads() * (for_each + sizes.buffer);
-        let packed = sizes.floats + sizes.bf16_pairs + bytes;
+        let packed = sizes.tiles + sizes.floats + sizes.bf16_pairs + bytes;
         let (words, items) = scratch.floats_and_items(packed + for_all + threads)?;
-        let (floats, rest) = words.split_at_mut(sizes.floats);
+        // First, so that tiles begin with a line of the cache.
+        let (in_tiles, rest) = words.split_at_mut(sizes.tiles);
+        let (floats, rest) = rest.split_at_mut(sizes.floats);
         let (bf16_pairs, rest) = rest.split_at_mut(sizes.bf16_pairs);
         let (bytes, rest) = rest.split_at_mut(bytes);
         let (for_all, for_each) = rest.split_at_mut(for_all);
@@ -143,12 +154,24 @@ impl<'a> PackedRows<'a> {
                 pack_acts(exec, &input, quantised, &stack.matrices, acts);
             }
         }
+        let groups = &items[..groups];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(matrices) = stacks.iter().find_map(|stack| matrices_in_tiles(stack)) {
+            pack_tiles(
+                exec,
+                (&input, groups),
+                (matrices, cut),
+                sizes.tile,
+                in_tiles,
+            );
+        }
         let rows = Self {
             exec,
             input,
-            groups: &items[..groups],
+            groups,
             floats,
             bf16_pairs,
+            tiles: (in_tiles, sizes.tile),
             acts,
             acts_of_stack,
             buffer: sizes.buffer,
@@ -174,6 +197,14 @@ impl<'a> PackedRows<'a> {
         let acts = &self.acts[index * self.acts_of_stack..];
         let place = self.input.packed_at(start);
         match &stack.matrices {
+            #[cfg(target_arch = "x86_64")]
+            Matrices::Dense(matrices) if matrices[expert].elements.are_tiles() => {
+                let (tiles, len) = self.tiles;
+                let group = self.groups.partition_point(|group| group[1] < start);
+                let first = first_tile(&self.input, (group, start));
+                let packed = (&tiles[first * len..], rows);
+                amx::some_panels(exec, packed, &matrices[expert], (panels, sums), columns);
+            }
             Matrices::Dense(matrices) => {
                 let weight = &matrices[expert];
                 let steps = weight.steps();
@@ -212,6 +243,9 @@ struct ScratchSizes {
     floats: usize,
     /// Rows packed for dot products of bf16.
     bf16_pairs: usize,
+    /// Rows packed in tiles, and one of these.
+    tiles: usize,
+    tile: usize,
     /// Rows packed for quantised ones, in one order.
     bytes: usize,
     /// Of each thread, to decode dense weights.
@@ -222,18 +256,28 @@ impl ScratchSizes {
     fn of(
         op: &'static str,
         exec: &Exec,
-        input: &Input<'_>,
+        (input, groups): (&Input<'_>, usize),
         stacks: &[&CpuExperts],
+        cut: bool,
     ) -> Result<Self> {
         let mut sizes = Self {
             floats: 0,
             bf16_pairs: 0,
+            tiles: 0,
+            tile: 0,
             bytes: 0,
             buffer: 0,
         };
         let rows = input.packed_rows();
         for stack in stacks {
             let buffer = match &stack.matrices {
+                #[cfg(target_arch = "x86_64")]
+                Matrices::Dense(_) if let Some([first, ..]) = matrices_in_tiles(stack) => {
+                    sizes.tile = amx::tile_len(first, sums_of(first, cut));
+                    let tiles = first_tile(input, (groups, input.ids.len())).max(1);
+                    sizes.tiles = elements(op, &[tiles, sizes.tile])?;
+                    0
+                }
                 Matrices::Dense(matrices) => {
                     let direct = GemmMode::of(exec, input.ids.len()).direct;
                     // All matrices of a stack are alike.
@@ -275,6 +319,53 @@ fn list_tiles(
         items.extend(tiles.map(|row| [start + row, each.min(rows - row), expert]));
     }
     first..items.len()
+}
+
+/// The matrices of a stack whose products are made in tiles, as those of all its matrices are.
+#[cfg(target_arch = "x86_64")]
+fn matrices_in_tiles<'a>(stack: &'a CpuExperts) -> Option<&'a [CpuWeight]> {
+    match &stack.matrices {
+        Matrices::Dense(all) if all.first()?.elements.are_tiles() => Some(all),
+        _ => None,
+    }
+}
+
+/// How sums of products with a matrix are cut.
+#[cfg(target_arch = "x86_64")]
+fn sums_of(matrix: &CpuWeight, cut: bool) -> SumSplit {
+    if cut { matrix.sums } else { SumSplit::WHOLE }
+}
+
+/// Which tile of rows is the first of a group, whose first place is `start`. So many groups before it have at most as many
+/// tiles: one that is not full each.
+#[cfg(target_arch = "x86_64")]
+fn first_tile(input: &Input<'_>, (group, start): (usize, usize)) -> usize {
+    match input.shared {
+        true => 0,
+        false => start / TILE_ROWS + group,
+    }
+}
+
+/// Packs the rows of all groups in tiles, of so many floats each.
+#[cfg(target_arch = "x86_64")]
+fn pack_tiles(
+    exec: &Exec,
+    (input, groups): (&Input<'_>, &[[usize; 3]]),
+    (matrices, cut): (&[CpuWeight], bool),
+    tile: usize,
+    packed: &mut [f32],
+) {
+    let groups = if input.shared { &groups[..1] } else { groups };
+    let packed = SharedMut::new(packed);
+    let total = groups.len() * cost(input, groups);
+    exec.parallel_for_dynamic(groups.len(), total, |group, _| {
+        let [expert, start, rows] = groups[group];
+        let (matrix, len) = (&matrices[expert], rows.div_ceil(TILE_ROWS) * tile);
+        // SAFETY: each group is packed by one task, and their tiles do not overlap.
+        let out = unsafe { packed.part(first_tile(input, (group, start)) * tile, len) };
+        let row = |row| input.row(start + row);
+        amx::pack_tiles(matrix, sums_of(matrix, cut), (rows, row), out);
+    });
 }
 
 /// What a tile costs to pack.
