@@ -323,7 +323,7 @@ fn list_tiles(
 
 /// The matrices of a stack whose products are made in tiles, as those of all its matrices are.
 #[cfg(target_arch = "x86_64")]
-fn matrices_in_tiles<'a>(stack: &'a CpuExperts) -> Option<&'a [CpuWeight]> {
+fn matrices_in_tiles(stack: &CpuExperts) -> Option<&[CpuWeight]> {
     match &stack.matrices {
         Matrices::Dense(all) if all.first()?.elements.are_tiles() => Some(all),
         _ => None,
