@@ -34,6 +34,7 @@ pub(crate) const KEYS: usize = PANEL;
 /// Where keys and values lie. `sequence` is the caller's number of a sequence.
 pub(crate) trait KeyValues: Sync {
     /// Whether keys and values are of f32. Some levels split these, and queries and weights, in two of bf16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const F32: bool;
     /// Keys and values of a tile where they lie.
     type Direct: KeyTile;

@@ -69,6 +69,7 @@ pub(super) struct PackedRows<'a> {
     floats: &'a [f32],
     bf16_pairs: &'a [f32],
     /// Tiles of AMX, and the floats of one.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     tiles: (&'a [f32], usize),
     /// Of all stacks.
     acts: &'a [i32],
@@ -268,6 +269,8 @@ impl ScratchSizes {
             bytes: 0,
             buffer: 0,
         };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (groups, cut);
         let rows = input.packed_rows();
         for stack in stacks {
             let buffer = match &stack.matrices {
