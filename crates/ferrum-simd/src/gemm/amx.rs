@@ -5,7 +5,7 @@
 //! in this order for each block of 32 inputs. Rows are split when they are packed, weights when they are used: their
 //! panels stay f32. With weights of bf16, rows are rounded to that, and a product is one.
 //!
-//! A row has the same bits whatever is beside it, as everywhere: few rows, which would waste most of a tile, are multiplied by
+//! A row has the same bits whatever is beside it, as everywhere: a row alone, which would waste most of a tile, is multiplied by
 //! vectors with the same sums ([`row`]). They are not those of other levels: an instruction on tiles sums even and odd
 //! inputs of its block apart, takes subnormal numbers as zeros and gives such for subnormal sums.
 //!

@@ -83,9 +83,9 @@ pub(super) struct PackedRows<'a> {
 type Packed<'a> = (PackedRows<'a>, &'a mut [f32], &'a mut [f32]);
 
 impl<'a> PackedRows<'a> {
-    /// Packs the rows of all pairs for products with stacks of `shape`, whose sums are those of each matrix's parts where they are
-    /// `cut`; `None` where there are none. Beside them, gives so many floats
-    /// for all and, behind what it needs to decode weights, for each thread.
+    /// Packs the rows of all pairs for products with stacks of `shape`; `None` where there are none. `cut` says whether products have
+    /// a sum for each part of a matrix's inputs ([`PartSums::Apart`]), or one. Beside the rows, gives so many floats for all and,
+    /// behind what it needs to decode weights, for each thread.
     ///
     /// # Errors
     /// `InvalidArgument` when the pairs are not sorted, [`OutOfMemory`](ferrum_types::Error::OutOfMemory).
@@ -244,8 +244,9 @@ struct ScratchSizes {
     floats: usize,
     /// Rows packed for dot products of bf16.
     bf16_pairs: usize,
-    /// Rows packed in tiles, and one of these.
+    /// Rows packed in tiles.
     tiles: usize,
+    /// One of these tiles.
     tile: usize,
     /// Rows packed for quantised ones, in one order.
     bytes: usize,
@@ -324,7 +325,7 @@ fn list_tiles(
     first..items.len()
 }
 
-/// The matrices of a stack whose products are made in tiles, as those of all its matrices are.
+/// The matrices of a stack, if their products are made in tiles: all of a stack are alike.
 #[cfg(target_arch = "x86_64")]
 fn matrices_in_tiles(stack: &CpuExperts) -> Option<&[CpuWeight]> {
     match &stack.matrices {
@@ -339,8 +340,8 @@ fn sums_of(matrix: &CpuWeight, cut: bool) -> SumSplit {
     if cut { matrix.sums } else { SumSplit::WHOLE }
 }
 
-/// Which tile of rows is the first of a group, whose first place is `start`. So many groups before it have at most as many
-/// tiles: one that is not full each.
+/// Which tile of rows is the first of a group, whose first place is `start`: each of the groups before it, `group` in number, has at
+/// most one tile that is not full.
 #[cfg(target_arch = "x86_64")]
 fn first_tile(input: &Input<'_>, (group, start): (usize, usize)) -> usize {
     match input.shared {
@@ -349,7 +350,7 @@ fn first_tile(input: &Input<'_>, (group, start): (usize, usize)) -> usize {
     }
 }
 
-/// Packs the rows of all groups in tiles, of so many floats each.
+/// Packs the rows of all groups in tiles of `tile` floats.
 #[cfg(target_arch = "x86_64")]
 fn pack_tiles(
     exec: &Exec,

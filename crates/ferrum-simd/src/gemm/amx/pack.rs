@@ -44,7 +44,8 @@ fn not_finite(kept: __m512i) -> u16 {
 }
 
 /// Packs inputs `inputs` of at most 16 rows, so many and what gives each, into `out`, which is whole blocks, and fills inputs
-/// up with zeros. Other rows of a tile keep what is there, which gives sums that nobody reads. Gives a bit for each row that has numbers which cannot be split; where they were, there is anything.
+/// up with zeros. Other rows of a tile keep what is there, which gives sums that nobody reads. Gives a bit for each row that has
+/// numbers which cannot be split; where they were, there is anything.
 pub(crate) fn rows<'a, const SPLIT: bool>(
     rows: (usize, impl Fn(usize) -> &'a [f32]),
     inputs: Range<usize>,

@@ -21,7 +21,7 @@ static FLUSH: u32 = 0x1f80 | 1 << 15 | 1 << 6;
 /// sums of both halves, and those of products with even and with odd inputs.
 macro_rules! step {
     ($a:literal, $b:literal, $second:literal, $stride:literal, $i:literal,
-     [$(($at:literal, $s0:literal, $s1:literal, $e0:literal, $e1:literal, $o0:literal, $o1:literal))*]) => {
+     [$(($at:literal, $s0:literal, $s1:literal, $e0:literal, $e1:literal, $o0:literal, $o1:literal)),*]) => {
         concat!(
             "vpbroadcastd zmm24, dword ptr [{a} + ", $a, " + 4*", $i, "]\n",
             "vpslld zmm25, zmm24, 16\n",
@@ -64,10 +64,10 @@ macro_rules! block {
             block!(@sum $panels),
         )
     };
-    (@clear [$(($at:literal, $s0:literal, $s1:literal, $($sum:literal),*))*]) => {
+    (@clear [$(($at:literal, $s0:literal, $s1:literal, $($sum:literal),*)),*]) => {
         concat!($($("vpxord ", $sum, ", ", $sum, ", ", $sum, "\n",)*)*)
     };
-    (@sum [$(($at:literal, $s0:literal, $s1:literal, $e0:literal, $e1:literal, $o0:literal, $o1:literal))*]) => {
+    (@sum [$(($at:literal, $s0:literal, $s1:literal, $e0:literal, $e1:literal, $o0:literal, $o1:literal)),*]) => {
         concat!($(
             "vaddps ", $e0, ", ", $e0, ", ", $o0, "\n",
             "vaddps ", $e1, ", ", $e1, ", ", $o1, "\n",
@@ -137,39 +137,15 @@ macro_rules! one {
 }
 
 /// Four panels.
+#[rustfmt::skip]
 macro_rules! four {
     ($a:literal, $b:literal, $second:literal, $stride:literal) => {
-        block!(
-            $a,
-            $b,
-            $second,
-            $stride,
-            [("", "zmm0", "zmm1", "zmm8", "zmm9", "zmm16", "zmm17")(
-                "{next} + ",
-                "zmm2",
-                "zmm3",
-                "zmm10",
-                "zmm11",
-                "zmm18",
-                "zmm19"
-            )(
-                "2*{next} + ",
-                "zmm4",
-                "zmm5",
-                "zmm12",
-                "zmm13",
-                "zmm20",
-                "zmm21"
-            )(
-                "{third} + ",
-                "zmm6",
-                "zmm7",
-                "zmm14",
-                "zmm15",
-                "zmm22",
-                "zmm23"
-            )]
-        )
+        block!($a, $b, $second, $stride, [
+            ("", "zmm0", "zmm1", "zmm8", "zmm9", "zmm16", "zmm17"),
+            ("{next} + ", "zmm2", "zmm3", "zmm10", "zmm11", "zmm18", "zmm19"),
+            ("2*{next} + ", "zmm4", "zmm5", "zmm12", "zmm13", "zmm20", "zmm21"),
+            ("{third} + ", "zmm6", "zmm7", "zmm14", "zmm15", "zmm22", "zmm23")
+        ])
     };
 }
 
