@@ -151,15 +151,7 @@ struct Driver {
         for (Function* f : functions) add(*f);
         write_counters(counters);
     }
-    void add(Function& f) {
-        Counters& sum = counters[f.name];
-        sum.launches += f.counters.launches;
-        sum.threads += f.counters.threads;
-        sum.reads += f.counters.reads;
-        sum.writes += f.counters.writes;
-        sum.barriers += f.counters.barriers;
-        sum.warp_ops += f.counters.warp_ops;
-    }
+    void add(const Function& f) { counters[f.name].add(f.counters); }
 };
 
 Driver& driver() {
@@ -303,9 +295,9 @@ CUresult launch(const Launch& what) {
 }
 
 int on_module(struct dl_phdr_info* info, size_t, void* data) {
-    auto* module = static_cast<Module*>(data);
-    auto* map = static_cast<link_map*>(module->handle);
-    if (info->dlpi_addr != map->l_addr || module->begin) return 0;
+    auto* image = static_cast<Image*>(data);
+    auto* map = static_cast<link_map*>(image->handle);
+    if (info->dlpi_addr != map->l_addr || image->begin) return 0;
     uintptr_t begin = UINTPTR_MAX, end = 0;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         if (info->dlpi_phdr[i].p_type != PT_LOAD) continue;
@@ -313,9 +305,35 @@ int on_module(struct dl_phdr_info* info, size_t, void* data) {
         begin = std::min(begin, at);
         end = std::max(end, at + info->dlpi_phdr[i].p_memsz);
     }
-    module->begin = begin;
-    module->end = end;
+    image->begin = begin;
+    image->end = end;
     return 0;
+}
+
+// Maps a module once more, into `image`. Gives a sentence where that fails.
+std::string map_module(const char* bytes, size_t size, Image& image) {
+    // A file of its own: the loader takes one of a path that it knows for the same library.
+    const char* folder = std::getenv("TMPDIR");
+    std::string path = std::string(folder ? folder : "/tmp") + "/cuda-module-XXXXXX";
+    int file = mkstemp(path.data());
+    size_t written = 0;
+    while (file >= 0 && written < size) {
+        ssize_t n = write(file, bytes + written, size - written);
+        if (n <= 0) break;
+        written += size_t(n);
+    }
+    if (file >= 0) close(file);
+    if (written == size) image.handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    unlink(path.c_str());
+    if (written < size) return "no room for the module";
+    if (!image.handle) return dlerror();
+    auto* begin = reinterpret_cast<char* (*)()>(dlsym(image.handle, "emulator_shared_begin"));
+    if (!begin) return "the module says nothing of its shared memory";
+    image.shared_begin = reinterpret_cast<uintptr_t>(begin());
+    dl_iterate_phdr(on_module, &image);
+    // Behind that section lie those of templates, which have none of their own.
+    image.shared_end = image.end;
+    return {};
 }
 
 struct ModuleHandle {
@@ -695,26 +713,12 @@ CUresult cuModuleLoadData(ModuleHandle** out, const void* image) {
     if (std::memcmp(bytes, MAGIC, 8)) return fail(INVALID_IMAGE, "the image is none of the emulator's");
     uint64_t size;
     std::memcpy(&size, bytes + 8, 8);
-    // A file of its own: the loader takes one of a path that it knows for the same library.
-    const char* folder = std::getenv("TMPDIR");
-    std::string path = std::string(folder ? folder : "/tmp") + "/cuda-module-XXXXXX";
-    int file = mkstemp(path.data());
-    size_t written = 0;
-    while (file >= 0 && written < size) {
-        ssize_t n = write(file, bytes + 16 + written, size - written);
-        if (n <= 0) return fail(OUT_OF_MEMORY, "no room for the module");
-        written += size_t(n);
-    }
-    close(file);
     auto module = std::make_shared<Module>();
-    module->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    unlink(path.c_str());
-    if (!module->handle) return fail(INVALID_IMAGE, dlerror());
-    module->shared_begin = reinterpret_cast<uintptr_t>(dlsym(module->handle, "emulator_shared_begin"));
-    if (auto* begin = reinterpret_cast<char* (*)()>(module->shared_begin)) module->shared_begin = uintptr_t(begin());
-    dl_iterate_phdr(on_module, module.get());
-    // Behind that section lie those of templates, which have none of their own.
-    module->shared_end = module->end;
+    module->images.resize(workers());
+    for (Image& image : module->images) {
+        std::string problem = map_module(bytes + 16, size, image);
+        if (!problem.empty()) return fail(INVALID_IMAGE, problem);
+    }
     *out = new ModuleHandle{module, {}};
     return SUCCESS;
 }
@@ -726,7 +730,7 @@ CUresult cuModuleUnload(ModuleHandle* handle) {
         driver().functions.erase(function);
         delete function;
     }
-    dlclose(handle->module->handle);
+    for (Image& image : handle->module->images) dlclose(image.handle);
     delete handle;
     return SUCCESS;
 }
@@ -735,15 +739,17 @@ CUresult cuModuleGetFunction(Function** out, ModuleHandle* handle, const char* n
     Function*& found = handle->functions[name];
     if (!found) {
         std::string call = std::string("emulator_kernel_") + name, sizes = std::string("emulator_sizes_") + name;
-        auto* entry = reinterpret_cast<void (*)(void**)>(dlsym(handle->module->handle, call.c_str()));
-        auto* of_sizes = reinterpret_cast<unsigned (*)(const unsigned**)>(dlsym(handle->module->handle, sizes.c_str()));
-        if (!entry || !of_sizes) {
+        auto& images = handle->module->images;
+        std::vector<void (*)(void**)> entries;
+        for (Image& image : images) entries.push_back(reinterpret_cast<void (*)(void**)>(dlsym(image.handle, call.c_str())));
+        auto* of_sizes = reinterpret_cast<unsigned (*)(const unsigned**)>(dlsym(images[0].handle, sizes.c_str()));
+        if (!entries[0] || !of_sizes) {
             handle->functions.erase(name);
             return fail(NOT_FOUND, std::string("the module has no kernel ") + name);
         }
         const unsigned* all;
         unsigned count = of_sizes(&all);
-        found = new Function{handle->module, name, entry, {all, all + count}, 48 << 10, {}};
+        found = new Function{handle->module, name, std::move(entries), {all, all + count}, 48 << 10, {}};
         driver().functions.insert(found);
     }
     *out = found;
@@ -751,7 +757,10 @@ CUresult cuModuleGetFunction(Function** out, ModuleHandle* handle, const char* n
 }
 // A block has 227 KiB for a kernel's own shared variables and for what a launch asks for. Whose the variables of a module are is
 // not known: each of its kernels is taken to have all.
-static int own_shared(const Function& function) { return int(function.module->shared_end - function.module->shared_begin); }
+static int own_shared(const Function& function) {
+    const Image& image = function.module->images[0];
+    return int(image.shared_end - image.shared_begin);
+}
 CUresult cuFuncGetAttribute(int* out, int attribute, Function* function) {
     NEEDS_CONTEXT;
     if (attribute != 1) return fail(INVALID_VALUE, "the emulator knows no attribute of functions but their shared memory");

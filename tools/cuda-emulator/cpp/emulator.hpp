@@ -52,29 +52,85 @@ bool host_free(void* at);
 // Whether all of it is memory that `host_alloc` gave.
 bool is_pinned(const void* at, size_t bytes);
 
-// Whether an access of a kernel to device memory is all right, fast. `false` also for other memory.
-bool device_access(uintptr_t at, size_t bytes, bool write);
-bool in_device_range(uintptr_t at);
+constexpr size_t DEVICE_RANGE = size_t(1) << 40;
+// Bytes that share the number of who wrote them last.
+constexpr size_t WRITER_WORD = 4;
+// What an access looks at: where the chosen device's memory, its shadow and its words' last writers begin, and the writer.
+struct DeviceView {
+    uintptr_t base = 0;
+    uint8_t* shadow = nullptr;
+    uint32_t* writers = nullptr;
+    uint32_t writer = 0;
+};
+extern DeviceView device_view;
+inline bool in_device_range(uintptr_t at) { return at - device_view.base < DEVICE_RANGE; }
+// Notes who wrote this range.
+inline void stamp(uintptr_t at, size_t bytes) {
+    if (!device_view.writer || !bytes) return;
+    uintptr_t offset = at - device_view.base;
+    for (size_t i = offset / WRITER_WORD; i <= (offset + bytes - 1) / WRITER_WORD; i++)
+        device_view.writers[i] = device_view.writer;
+}
+// Whether an access of a kernel to device memory, in its range, is all right.
+inline bool device_access(uintptr_t at, size_t bytes, bool write) {
+    uint8_t* shadow = device_view.shadow + (at - device_view.base);
+    uint8_t least = write ? UNWRITTEN : WRITTEN;
+    // Most accesses are of a few bytes that have been written before.
+    constexpr uint64_t ALL = 0x0101010101010101u * WRITTEN;
+    uint64_t of_all = 0;
+    if (bytes <= 8) {
+        std::memcpy(&of_all, shadow, bytes);
+        if (of_all == (bytes == 8 ? ALL : ALL & ((uint64_t(1) << 8 * bytes) - 1))) {
+            if (write) stamp(at, bytes);
+            return true;
+        }
+    }
+    for (size_t i = 0; i < bytes; i++)
+        if (shadow[i] < least) return false;
+    if (write) {
+        std::memset(shadow, WRITTEN, bytes);
+        stamp(at, bytes);
+    }
+    return true;
+}
 std::string describe(uintptr_t at, size_t bytes, bool write);
 
 // ---- kernels (execute.cpp) ---------------------------------------------------------------------------------------
 
-struct Module {
+// A module as it is mapped once.
+struct Image {
     void* handle = nullptr;
-    std::string name;
     uintptr_t shared_begin = 0, shared_end = 0;
     // What is mapped of it: constants may be read there.
     uintptr_t begin = 0, end = 0;
 };
 
+// One for each worker: shared variables are static ones, and blocks that run at the same time have their own.
+struct Module {
+    std::vector<Image> images;
+};
+
+// How many blocks of a kernel may run at the same time.
+unsigned workers();
+
 struct Counters {
-    uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0;
+    uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0, microseconds = 0;
+    void add(const Counters& other) {
+        launches += other.launches;
+        threads += other.threads;
+        reads += other.reads;
+        writes += other.writes;
+        barriers += other.barriers;
+        warp_ops += other.warp_ops;
+        microseconds += other.microseconds;
+    }
 };
 
 struct Function {
     std::shared_ptr<Module> module;
     std::string name;
-    void (*call)(void**) = nullptr;
+    // In each image of the module.
+    std::vector<void (*)(void**)> calls;
     std::vector<unsigned> sizes;
     size_t max_dynamic_shared = 48 << 10;
     Counters counters;

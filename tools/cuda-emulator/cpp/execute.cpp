@@ -1,4 +1,4 @@
-// Runs kernels: blocks one after the other, the threads of a block as fibers.
+// Runs kernels: the threads of a block as fibers, blocks beside each other as the machine has processors.
 //
 // A fiber runs until it waits for others: for its block at a barrier, or for its warp at a shuffle or a product of
 // matrices. Which warp goes first is drawn from the seed, so a result that depends on an order that nothing
@@ -11,6 +11,10 @@
 #include <random>
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <thread>
 
 #include "emulator.hpp"
 
@@ -95,6 +99,18 @@ std::mt19937& generator() {
     return one;
 }
 
+// Draws, fast, in which order a block's warps run.
+struct Random {
+    uint64_t state = 0;
+    uint32_t below(uint32_t end) {
+        // SplitMix64.
+        uint64_t x = state += 0x9e3779b97f4a7c15u;
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        return uint32_t((x >> 32) * end >> 32);
+    }
+};
+
 // Bytes of an asynchronous product: `EMULATOR_PRODUCT` of `device/emulator.h`.
 constexpr size_t PRODUCT = 64;
 
@@ -147,7 +163,7 @@ struct Lane {
     uint32_t published = 0;
 };
 
-// Who touched a byte of shared memory last, and when.
+// Who touched a byte, or all bytes of a word, of shared memory last, and when.
 struct Touch {
     uint32_t block = 0;
     uint32_t write_epoch = 0, read_epoch = 0;
@@ -156,10 +172,25 @@ struct Touch {
     uint32_t published = 0;
     uint16_t writer = 0, reader = 0;
     bool written = false, read = false;
+    // Of a word: whether its bytes have their own.
+    bool apart = false;
 };
 
+constexpr size_t WORD = 4;
+// Most accesses are of whole words, of which there is one to look at then, not four.
+struct Touches {
+    std::vector<Touch> words, bytes;
+    void resize(size_t count) {
+        words.assign((count + WORD - 1) / WORD, Touch());
+        bytes.resize(words.size() * WORD);
+    }
+};
+
+// What runs one block at a time, on a thread of the host.
 struct Engine {
     const Launch* launch = nullptr;
+    const Image* image = nullptr;
+    void (*call)(void**) = nullptr;
     const std::vector<Unfinished>* unfinished = nullptr;
     std::vector<Lane> lanes;
     std::vector<uint32_t> warp_epochs;
@@ -176,16 +207,18 @@ struct Engine {
     size_t alive = 0, waiting = 0;
     std::string fault;
     char* dynamic = nullptr;
-    std::vector<Touch> static_touch, dynamic_touch;
-    Counters* counters = nullptr;
-    bool running = false;
+    Touches static_touch, dynamic_touch;
+    Counters counters;
+    Random random;
+    // Where the current thread's stack begins.
+    uintptr_t stack = 0;
 
     Lane& lane() { return lanes[current]; }
 };
 
-// Not behind a function's static, whose guard would be looked at for each access.
-Engine the_engine;
-Engine& engine() { return the_engine; }
+// That of this thread of the host; none where no kernel runs.
+__attribute__((tls_model("initial-exec"))) thread_local Engine* own_engine = nullptr;
+Engine& engine() { return *own_engine; }
 
 char* take_stack(Engine& e) {
     if (!e.stacks.empty()) {
@@ -225,6 +258,7 @@ void resume(Engine& e, size_t index) {
     e.current = index;
     e.waited = lane.waited;
     if (lane.state == State::NEW) start(e, lane);
+    e.stack = reinterpret_cast<uintptr_t>(lane.stack);
     lane.state = State::READY;
     emulator_switch(&e.scheduler, lane.sp);
     if (lane.state == State::DONE) {
@@ -253,7 +287,7 @@ void release_barrier(Engine& e) {
         if (lane.state == State::AT_BARRIER) lane.state = State::READY;
     e.waiting = 0;
     e.epoch++;
-    e.counters->barriers++;
+    e.counters.barriers++;
 }
 
 void run_block(Engine& e) {
@@ -261,7 +295,7 @@ void run_block(Engine& e) {
     std::vector<size_t> warps((count + 31) / 32);
     for (size_t i = 0; i < warps.size(); i++) warps[i] = i;
     while (e.alive > 0 && e.fault.empty()) {
-        std::shuffle(warps.begin(), warps.end(), generator());
+        for (size_t i = warps.size(); i > 1; i--) std::swap(warps[i - 1], warps[e.random.below(uint32_t(i))]);
         bool ran = false;
         for (size_t warp : warps) {
             size_t first = warp * 32, end = std::min(first + 32, count);
@@ -330,20 +364,49 @@ const char* touch(Engine& e, Touch& t, bool write) {
     return nullptr;
 }
 
+// The bytes from `first` to `end` of the word of number `index`.
+const char* touch_word(Engine& e, Touches& touches, size_t index, size_t first, size_t end, bool write, bool product) {
+    Touch& word = touches.words[index];
+    if (word.block != e.block_number) {
+        word = Touch();
+        word.block = e.block_number;
+    }
+    auto one = [&](Touch& t) {
+        const char* problem = touch(e, t, write);
+        if (product && !problem && e.lanes[t.writer].published == t.published)
+            problem = "an asynchronous product reads shared memory whose writer has not published it";
+        return problem;
+    };
+    bool whole = first == 0 && end == WORD;
+    if (whole && !word.apart) return one(word);
+    Touch* bytes = &touches.bytes[index * WORD];
+    if (!word.apart) {
+        std::fill(bytes, bytes + WORD, word);
+        word.apart = true;
+    }
+    for (size_t i = first; i < end; i++)
+        if (const char* problem = one(bytes[i])) return problem;
+    if (whole && write) {
+        word = bytes[0];
+        word.apart = false;
+    }
+    return nullptr;
+}
+
 // With `product`, that of an asynchronous product.
 bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char** problem, bool product = false) {
-    const Module& module = *e.launch->function->module;
+    const Image& image = *e.image;
     auto dynamic = reinterpret_cast<uintptr_t>(e.dynamic);
-    std::vector<Touch>* touches;
+    Touches* touches;
     size_t offset, size;
-    if (at - module.shared_begin < module.shared_end - module.shared_begin) {
-        touches = &e.static_touch;
-        offset = at - module.shared_begin;
-        size = module.shared_end - module.shared_begin;
-    } else if (at - dynamic < DYNAMIC) {
+    if (at - dynamic < DYNAMIC) {
         touches = &e.dynamic_touch;
         offset = at - dynamic;
         size = e.launch->shared;
+    } else if (at - image.shared_begin < image.shared_end - image.shared_begin) {
+        touches = &e.static_touch;
+        offset = at - image.shared_begin;
+        size = image.shared_end - image.shared_begin;
     } else {
         return false;
     }
@@ -351,11 +414,10 @@ bool shared_access(Engine& e, uintptr_t at, size_t bytes, bool write, const char
         *problem = "an access behind the end of shared memory";
         return true;
     }
-    for (size_t i = 0; i < bytes && !*problem; i++) {
-        Touch& t = (*touches)[offset + i];
-        *problem = touch(e, t, write);
-        if (product && !*problem && e.lanes[t.writer].published == t.published)
-            *problem = "an asynchronous product reads shared memory whose writer has not published it";
+    for (size_t end = offset + bytes; offset < end && !*problem;) {
+        size_t index = offset / WORD, next = std::min(end, (index + 1) * WORD);
+        *problem = touch_word(e, *touches, index, offset % WORD, next - index * WORD, write, product);
+        offset = next;
     }
     return true;
 }
@@ -378,28 +440,29 @@ void early_read(Engine& e, uintptr_t at, size_t bytes) {
 
 const char* const EARLY_WRITE = "a write before the thread has waited for the kernel before this one";
 
-void access(uintptr_t at, size_t bytes, size_t align, bool write) {
-    Engine& e = engine();
-    if (!e.running) return;
-    if (align > 1 && at % align) {
-        char text[96];
-        std::snprintf(text, sizeof text, "an access of %zu bytes at an address that is no multiple of %zu", bytes, align);
-        return fault(e, text);
-    }
-    if (device_access(at, bytes, write)) {
+[[gnu::noinline]] void refuse_alignment(Engine& e, size_t bytes, size_t align) {
+    char text[96];
+    std::snprintf(text, sizeof text, "an access of %zu bytes at an address that is no multiple of %zu", bytes, align);
+    fault(e, text);
+}
+
+inline void access(uintptr_t at, size_t bytes, size_t align, bool write) {
+    if (!own_engine) return;
+    Engine& e = *own_engine;
+    if (align > 1 && at % align) return refuse_alignment(e, bytes, align);
+    if (in_device_range(at)) {
+        if (!device_access(at, bytes, write)) return fault(e, describe(at, bytes, write));
         if (!e.waited) write ? fault(e, EARLY_WRITE) : early_read(e, at, bytes);
-        (write ? e.counters->writes : e.counters->reads) += bytes;
+        (write ? e.counters.writes : e.counters.reads) += bytes;
         return;
     }
+    if (at - e.stack < STACK) return;
     const char* problem = nullptr;
     if (shared_access(e, at, bytes, write, &problem)) {
         if (problem) fault(e, problem);
         return;
     }
-    auto stack = reinterpret_cast<uintptr_t>(e.lane().stack);
-    if (at - stack < STACK) return;
-    const Module& module = *e.launch->function->module;
-    if (!write && at - module.begin < module.end - module.begin) return;
+    if (!write && at - e.image->begin < e.image->end - e.image->begin) return;
     fault(e, describe(at, bytes, write));
 }
 
@@ -441,59 +504,148 @@ void finish_copies(Engine& e, Lane& lane, size_t count) {
 
 uint32_t draw(uint32_t below) { return std::uniform_int_distribution<uint32_t>(0, below - 1)(generator()); }
 
-std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished) {
-    Engine& e = engine();
+namespace {
+
+constexpr unsigned MOST_WORKERS = 8;
+
+// What a launch is for all that run blocks of it.
+struct Job {
+    const Launch& launch;
+    const std::vector<Unfinished>& unfinished;
+    size_t blocks;
+    // Blocks may run in any order; every other launch goes backwards.
+    bool backwards;
+    uint64_t seed;
+    // The next block that nobody has taken.
+    std::atomic<size_t> next{0};
+    std::mutex mutex = {};
+    std::string fault = {};
+};
+
+void begin_block(Engine& e, const Job& job, size_t b) {
+    const Launch& launch = job.launch;
+    size_t threads = launch.block.count();
+    e.block = {unsigned(b % launch.grid.x), unsigned(b / launch.grid.x % launch.grid.y),
+               unsigned(b / launch.grid.x / launch.grid.y)};
+    e.block_number++;
+    e.random = {job.seed + b};
+    e.epoch = 1;
+    e.alive = threads;
+    e.waiting = 0;
+    e.lanes.resize(threads);
+    e.warp_epochs.assign((threads + 31) / 32, 1);
+    e.missing.assign((threads + 31) / 32, 0);
+    for (size_t i = 0; i < threads; i++) {
+        Lane& lane = e.lanes[i];
+        lane.state = State::NEW;
+        lane.thread = {unsigned(i % launch.block.x), unsigned(i / launch.block.x % launch.block.y),
+                       unsigned(i / launch.block.x / launch.block.y)};
+        lane.copies.clear();
+        lane.groups.clear();
+        lane.waited = !launch.early;
+        lane.products.clear();
+        lane.sums.clear();
+        lane.product_groups.clear();
+        lane.open_products = 0;
+        lane.fenced = false;
+    }
+}
+
+// Runs blocks of a launch until there are no more.
+void run_blocks(Job& job, unsigned worker) {
+    static Engine engines[MOST_WORKERS];
+    Engine& e = engines[worker];
     if (!e.dynamic) {
         e.dynamic = static_cast<char*>(std::aligned_alloc(4096, DYNAMIC));
         e.dynamic_touch.resize(DYNAMIC);
     }
-    const Module& module = *launch.function->module;
-    e.static_touch.assign(module.shared_end - module.shared_begin, Touch());
-    e.launch = &launch;
-    e.unfinished = &unfinished;
-    e.counters = &launch.function->counters;
-    e.counters->launches++;
+    e.launch = &job.launch;
+    e.image = &job.launch.function->module->images[worker];
+    e.call = job.launch.function->calls[worker];
+    e.static_touch.resize(e.image->shared_end - e.image->shared_begin);
+    e.unfinished = &job.unfinished;
+    e.counters = {};
     e.fault.clear();
     e.pointers.clear();
-    for (auto& argument : launch.arguments) e.pointers.push_back(const_cast<unsigned char*>(argument.data()));
-    size_t threads = launch.block.count(), blocks = launch.grid.count();
-    e.counters->threads += threads * blocks;
-    e.running = true;
-    // Blocks may run in any order; every other launch goes backwards.
-    bool backwards = draw(2) == 1;
-    for (size_t n = 0; n < blocks && e.fault.empty(); n++) {
-        size_t b = backwards ? blocks - 1 - n : n;
-        e.block = {unsigned(b % launch.grid.x), unsigned(b / launch.grid.x % launch.grid.y),
-                   unsigned(b / launch.grid.x / launch.grid.y)};
-        e.block_number++;
-        e.epoch = 1;
-        e.alive = threads;
-        e.waiting = 0;
-        e.lanes.resize(threads);
-        e.warp_epochs.assign((threads + 31) / 32, 1);
-        e.missing.assign((threads + 31) / 32, 0);
-        for (size_t i = 0; i < threads; i++) {
-            Lane& lane = e.lanes[i];
-            lane.state = State::NEW;
-            lane.thread = {unsigned(i % launch.block.x), unsigned(i / launch.block.x % launch.block.y),
-                           unsigned(i / launch.block.x / launch.block.y)};
-            lane.copies.clear();
-            lane.groups.clear();
-            lane.waited = !launch.early;
-            lane.products.clear();
-            lane.sums.clear();
-            lane.product_groups.clear();
-            lane.open_products = 0;
-            lane.fenced = false;
-        }
+    for (auto& argument : job.launch.arguments) e.pointers.push_back(const_cast<unsigned char*>(argument.data()));
+    own_engine = &e;
+    for (size_t n; e.fault.empty() && (n = job.next++) < job.blocks;) {
+        begin_block(e, job, job.backwards ? job.blocks - 1 - n : n);
         run_block(e);
     }
-    e.running = false;
+    own_engine = nullptr;
     for (Lane& lane : e.lanes) {
         if (lane.stack && lane.state != State::DONE) e.stacks.push_back(lane.stack);
         lane.stack = nullptr;
     }
-    return e.fault;
+    std::lock_guard<std::mutex> guard(job.mutex);
+    if (job.fault.empty()) job.fault = e.fault;
+    if (!e.fault.empty()) job.next = job.blocks;
+    job.launch.function->counters.add(e.counters);
+}
+
+// Threads that help to run blocks, one launch at a time. They are never ended: they wait when the process ends.
+struct Helpers {
+    std::mutex mutex;
+    std::condition_variable begins, ends;
+    Job* job = nullptr;
+    uint64_t round = 0;
+    unsigned busy = 0;
+
+    Helpers() {
+        for (unsigned worker = 1; worker < workers(); worker++) std::thread([=] { help(worker); }).detach();
+    }
+    void help(unsigned worker) {
+        std::unique_lock<std::mutex> lock(mutex);
+        for (uint64_t seen = 0;;) {
+            begins.wait(lock, [&] { return round != seen; });
+            seen = round;
+            if (!job) continue;
+            Job& mine = *job;
+            busy++;
+            lock.unlock();
+            run_blocks(mine, worker);
+            lock.lock();
+            if (--busy == 0) ends.notify_one();
+        }
+    }
+    void run(Job& shared) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            job = &shared;
+            round++;
+        }
+        begins.notify_all();
+        run_blocks(shared, 0);
+        // Who has not begun yet has nothing left to do.
+        std::unique_lock<std::mutex> lock(mutex);
+        job = nullptr;
+        ends.wait(lock, [&] { return busy == 0; });
+    }
+};
+
+}  // namespace
+
+unsigned workers() {
+    static unsigned count = std::min(std::max(std::thread::hardware_concurrency(), 1u), MOST_WORKERS);
+    return count;
+}
+
+std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished) {
+    Counters& counters = launch.function->counters;
+    Job job = {launch, unfinished, launch.grid.count(), draw(2) == 1, generator()()};
+    counters.launches++;
+    counters.threads += launch.block.count() * job.blocks;
+    auto begin = std::chrono::steady_clock::now();
+    if (workers() > 1 && job.blocks > 1) {
+        // Never ended, as its threads are not.
+        static Helpers& helpers = *new Helpers;
+        helpers.run(job);
+    } else {
+        run_blocks(job, 0);
+    }
+    counters.microseconds += uint64_t((std::chrono::steady_clock::now() - begin) / std::chrono::microseconds(1));
+    return job.fault;
 }
 
 void write_counters(const std::map<std::string, Counters>& all) {
@@ -502,10 +654,10 @@ void write_counters(const std::map<std::string, Counters>& all) {
     if (!file) return;
     for (auto& [name, c] : all)
         if (c.launches)
-            std::fprintf(file, "%s launches %llu threads %llu read %llu written %llu barriers %llu warp_ops %llu\n",
+            std::fprintf(file, "%s launches %llu threads %llu read %llu written %llu barriers %llu warp_ops %llu emulated_us %llu\n",
                          name.c_str(), (unsigned long long)c.launches, (unsigned long long)c.threads,
                          (unsigned long long)c.reads, (unsigned long long)c.writes, (unsigned long long)c.barriers,
-                         (unsigned long long)c.warp_ops);
+                         (unsigned long long)c.warp_ops, (unsigned long long)c.microseconds);
     std::fclose(file);
 }
 
@@ -517,7 +669,7 @@ extern "C" {
 
 void emulator_fiber_main() {
     Engine& e = engine();
-    e.launch->function->call(e.pointers.data());
+    e.call(e.pointers.data());
     if (!e.lane().copies.empty()) fault(e, "a thread ends with asynchronous copies that it did not wait for");
     if (!e.waited) fault(e, "a thread of a kernel that may be started early ends without waiting for the one before it");
     if (!e.lane().products.empty()) fault(e, "a thread ends with asynchronous products that it did not wait for");
@@ -586,7 +738,7 @@ void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg) {
             return fault(e, "threads of a warp meet at different collectives");
         args[i] = other.arg;
     }
-    e.counters->warp_ops++;
+    e.counters.warp_ops++;
     op(args, mask);
     for (size_t i = 0; i < 32; i++)
         if (mask >> i & 1) e.lanes[warp * 32 + i].state = State::READY;
@@ -619,6 +771,12 @@ void emulator_atomic(const void* at, unsigned bytes) {
         device_access(address, bytes, true);
     }
 }
+// Atomics of blocks that run at the same time, one after the other.
+static std::atomic_flag atomics = ATOMIC_FLAG_INIT;
+void emulator_atomic_begin() {
+    while (atomics.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+}
+void emulator_atomic_end() { atomics.clear(std::memory_order_release); }
 
 void emulator_cp_async(void* dst, const void* src, unsigned bytes) {
     Engine& e = engine();

@@ -12,10 +12,9 @@
 namespace emulator {
 namespace {
 
-constexpr size_t RANGE = size_t(1) << 40;
+constexpr size_t RANGE = DEVICE_RANGE;
 constexpr size_t GAP = 512;
-// Bytes that share the number of who wrote them last.
-constexpr size_t WORD = 4;
+constexpr size_t WORD = WRITER_WORD;
 
 struct Arena {
     uintptr_t base = 0, next = 0;
@@ -43,14 +42,6 @@ struct Arena {
     uint32_t* writer_of(uintptr_t at) { return writers + (at - base) / WORD; }
 };
 
-uint32_t the_writer = 0;
-
-void stamp(Arena& a, uintptr_t at, size_t bytes) {
-    if (!the_writer || !bytes) return;
-    uint32_t* last = a.writer_of(at + bytes - 1);
-    for (uint32_t* writer = a.writer_of(at); writer <= last; writer++) *writer = the_writer;
-}
-
 std::unique_ptr<Arena> arenas[MOST_DEVICES];
 int used = 0;
 Arena* active = nullptr;
@@ -73,10 +64,15 @@ void drop_pages(uintptr_t at, size_t bytes) {
 
 }  // namespace
 
+DeviceView device_view;
+
 void use_device(int device) {
     if (!arenas[device]) arenas[device] = std::make_unique<Arena>();
     used = device;
     active = arenas[device].get();
+    device_view.base = active->base;
+    device_view.shadow = active->shadow;
+    device_view.writers = active->writers;
 }
 
 int used_device() { return used; }
@@ -126,33 +122,8 @@ bool device_free(uintptr_t at) {
 
 size_t device_used() { return arena().used; }
 size_t device_total() { return arena().total; }
-bool in_device_range(uintptr_t at) { return at - arena().base < RANGE; }
 
-bool device_access(uintptr_t at, size_t bytes, bool write) {
-    Arena& a = arena();
-    if (at - a.base >= RANGE) return false;
-    uint8_t* shadow = a.shadow_of(at);
-    uint8_t least = write ? UNWRITTEN : WRITTEN;
-    // Most accesses are of a few bytes that have been written before.
-    static const uint64_t ALL = 0x0101010101010101u * WRITTEN;
-    uint64_t of_all = 0;
-    if (bytes <= 8) {
-        std::memcpy(&of_all, shadow, bytes);
-        if (of_all == (bytes == 8 ? ALL : ALL & ((uint64_t(1) << 8 * bytes) - 1))) {
-            if (write) stamp(a, at, bytes);
-            return true;
-        }
-    }
-    for (size_t i = 0; i < bytes; i++)
-        if (shadow[i] < least) return false;
-    if (write) {
-        std::memset(shadow, WRITTEN, bytes);
-        stamp(a, at, bytes);
-    }
-    return true;
-}
-
-void set_writer(uint32_t work) { the_writer = work; }
+void set_writer(uint32_t work) { device_view.writer = work; }
 
 bool any_writer(uintptr_t at, size_t bytes, const std::function<bool(uint32_t)>& found) {
     Arena& a = arena();
@@ -193,12 +164,12 @@ std::string check_range(uintptr_t at, size_t bytes, bool reads) {
 
 void mark_written(uintptr_t at, size_t bytes) {
     if (bytes) std::memset(arena().shadow_of(at), WRITTEN, bytes);
-    stamp(arena(), at, bytes);
+    stamp(at, bytes);
 }
 
 void copy_shadow(uintptr_t to, uintptr_t from, size_t bytes) {
     if (bytes) std::memmove(arena().shadow_of(to), arena().shadow_of(from), bytes);
-    stamp(arena(), to, bytes);
+    stamp(to, bytes);
 }
 
 void* host_alloc(size_t bytes) {

@@ -1,7 +1,7 @@
 // What CUDA C++ means on the host: included before every kernel source by the stand-in's NVRTC.
 //
 // A thread of a block is a fiber, so its variables are ordinary ones. `__shared__` variables are static and
-// lie in a section of their own, because one block runs at a time. Every access to memory that others could
+// lie in a section of their own: blocks that run at the same time have copies of the module. Every access to memory that others could
 // see is instrumented by the host compiler (-fsanitize=thread), whose calls the stand-in driver answers: that
 // is how it checks bounds, initialisation and races.
 #pragma once
@@ -64,6 +64,8 @@ void emulator_warp_barrier(unsigned mask);
 // Checks an access as the instrumentation would, and its alignment: errors name it.
 void emulator_access(const void* at, unsigned bytes, unsigned align, int write);
 void emulator_atomic(const void* at, unsigned bytes);
+void emulator_atomic_begin();
+void emulator_atomic_end();
 void emulator_cp_async(void* dst, const void* src, unsigned bytes);
 void emulator_cp_async_commit();
 void emulator_cp_async_wait(unsigned groups);
@@ -89,7 +91,7 @@ static const int warpSize = 32;
 
 static inline void __syncthreads() { emulator_block_barrier(); }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_warp_barrier(mask); }
-static inline void __threadfence() {}
+EMULATOR_PLAIN static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block() {}
 
 namespace emulator {
@@ -203,14 +205,16 @@ static inline unsigned __ballot_sync(unsigned mask, int value) { return emulator
 static inline int __any_sync(unsigned mask, int value) { return emulator::vote(mask, value) != 0; }
 static inline int __all_sync(unsigned mask, int value) { return emulator::vote(mask, value) == mask; }
 
-// ---- atomics: fibers switch at barriers only, so an ordinary update is atomic ---------------------------------------
+// ---- atomics: blocks may run at the same time ------------------------------------------------------------------------
 
 namespace emulator {
 template <class T, class F>
 EMULATOR_PLAIN T update(T* at, F f) {
     emulator_atomic(at, sizeof(T));
+    emulator_atomic_begin();
     T old = *at;
     *at = f(old);
+    emulator_atomic_end();
     return old;
 }
 }  // namespace emulator
@@ -244,7 +248,13 @@ static inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 static inline long long min(long long a, long long b) { return a < b ? a : b; }
 static inline long long max(long long a, long long b) { return a > b ? a : b; }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-// The host's C library has functions of these names.
+// The host's C library has functions of these names; those of extremes would be calls in the innermost loops.
+namespace emulator {
+static inline float most(float a, float b) { return a > b || b != b ? a : b; }
+static inline float least(float a, float b) { return a < b || b != b ? a : b; }
+}  // namespace emulator
+#define fmaxf(a, b) emulator::most(a, b)
+#define fminf(a, b) emulator::least(a, b)
 #define __expf(x) std::exp(float(x))
 #define __logf(x) std::log(float(x))
 static inline float __fdividef(float a, float b) { return a / b; }

@@ -10,7 +10,7 @@ EMULATOR_PLAIN inline float float_of_f16(uint16_t bits) {
     unsigned sign = unsigned(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | fraction << 13);
     if (exponent == 0) {
-        float x = std::ldexp(float(fraction), -24);
+        float x = float(fraction) * 0x1p-24f;
         return sign ? -x : x;
     }
     return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
@@ -27,16 +27,16 @@ EMULATOR_PLAIN inline uint16_t f16_of_float(float x) {
     bits &= 0x7fffffff;
     if (bits > 0x7f800000) return 0x7fff;
     if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);
-    if (bits < 0x38800000) return uint16_t(sign | unsigned(std::nearbyint(std::ldexp(__uint_as_float(bits), 24))));
+    if (bits < 0x38800000) return uint16_t(sign | unsigned(std::nearbyint(__uint_as_float(bits) * 0x1p24f)));
     bits += 0xfff + (bits >> 13 & 1);
     return uint16_t(sign | (bits - 0x38000000) >> 13);
 }
 
 EMULATOR_PLAIN inline float float_of_e4m3(uint8_t code) {
     unsigned exponent = code >> 3 & 15, fraction = code & 7;
-    float x = exponent == 0                     ? std::ldexp(float(fraction), -9)
+    float x = exponent == 0                     ? float(fraction) * 0x1p-9f
               : exponent == 15 && fraction == 7 ? NAN
-                                                : std::ldexp(float(8 + fraction), int(exponent) - 10);
+                                                : __uint_as_float((exponent + 120) << 23 | fraction << 20);
     return code & 0x80 ? -x : x;
 }
 
