@@ -10,6 +10,9 @@ use crate::backend::{
 };
 use ferrum_types::{Error, Result};
 
+/// Threads of a block at most: `MOST_LANES` of `sample.cu`.
+const MAX_THREADS: usize = 1024;
+
 impl<A: CudaAct> BackendSample for CudaBackend<A> {
     fn samples(&self) -> bool {
         true
@@ -41,10 +44,12 @@ impl<A: CudaAct> BackendSample for CudaBackend<A> {
             Arg::Int(shape.vocab),
             Arg::Int(shape.first),
         ];
+        // No more threads than tokens: each takes part in every sum.
+        let threads = shape.vocab.min(MAX_THREADS).next_multiple_of(32) as u32;
         ctx.launch(
             OP,
             (KernelFile::Sample, "sample"),
-            (rows.len(), 1024, 0),
+            (rows.len(), threads, 0),
             args,
         )
     }

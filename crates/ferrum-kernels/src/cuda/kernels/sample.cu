@@ -5,7 +5,7 @@
 // Branches with barriers in them depend on settings only, which are the same for all threads of a block.
 #include "common.cuh"
 
-#define LANES 1024
+#define MOST_LANES 1024
 #define TOGETHER 8u
 // Words of settings and of a change, and what is told of a row.
 #define SETTINGS 16
@@ -20,12 +20,11 @@ struct Best {
     uint32_t index;
 };
 
-// What all threads of a block see.
+// What all threads of a block see; of each warp, where it has 32 elements.
 struct Board {
     float scratch[32];
-    float shares[LANES];
-    uint32_t keys[LANES];
-    uint32_t indices[LANES];
+    uint32_t keys[32];
+    uint32_t indices[32];
     uint32_t found;
     int last_is_listed;
 };
@@ -35,6 +34,8 @@ struct Row {
     const uint32_t* work;
     Board* board;
     uint32_t vocab, mask_begin, mask_end;
+    // Threads of the block.
+    uint32_t lanes;
     // Whether tokens outside the mask count as such.
     bool bent;
     uint32_t top_key;
@@ -51,14 +52,14 @@ struct Row {
     // memory at each.
     template <class EACH>
     __device__ __forceinline__ void each_key(EACH each) const {
-        for (uint32_t first = threadIdx.x; first < vocab; first += LANES * TOGETHER) {
+        for (uint32_t first = threadIdx.x; first < vocab; first += lanes * TOGETHER) {
             uint32_t bits[TOGETHER];
 #pragma unroll
             for (uint32_t j = 0; j < TOGETHER; j++)
-                if (first + j * LANES < vocab) bits[j] = logits[first + j * LANES];
+                if (first + j * lanes < vocab) bits[j] = logits[first + j * lanes];
 #pragma unroll
             for (uint32_t j = 0; j < TOGETHER; j++) {
-                uint32_t i = first + j * LANES;
+                uint32_t i = first + j * lanes;
                 if (i < vocab) each(is_masked(i) ? LOWEST_KEY : key_of(bits[j]), i);
             }
         }
@@ -109,7 +110,7 @@ __device__ Best best_after(const Row& r, Best before, float& nans) {
     __syncthreads();
     if (threadIdx.x % 32 == 0) r.board->keys[threadIdx.x / 32] = best.key, r.board->indices[threadIdx.x / 32] = best.index;
     __syncthreads();
-    for (int w = 0; w < LANES / 32; w++) {
+    for (uint32_t w = 0; w < r.lanes / 32; w++) {
         uint32_t key = r.board->keys[w], index = r.board->indices[w];
         if (key > best.key || (key == best.key && index < best.index)) best = {key, index};
     }
@@ -119,22 +120,39 @@ __device__ Best best_after(const Row& r, Best before, float& nans) {
 
 // A thread's share of the row in the order of indices.
 __device__ __forceinline__ uint32_t share_begin(const Row& r, uint32_t lane) {
-    return min(lane * ((r.vocab + LANES - 1) / LANES), r.vocab);
+    return min(lane * ((r.vocab + r.lanes - 1) / r.lanes), r.vocab);
+}
+
+// The sum over the threads before this one, and over `all`, in one order. `scratch` has 32 elements; behind this it may be used
+// again.
+template <class T>
+__device__ __forceinline__ T sum_before(T x, T* scratch, T& all) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    T sum = x;
+#pragma unroll
+    for (int delta = 1; delta < 32; delta *= 2) {
+        T other = __shfl_up_sync(ALL_LANES, sum, delta);
+        if (lane >= delta) sum += other;
+    }
+    T inside = __shfl_up_sync(ALL_LANES, sum, 1), before = 0;
+    if (lane == 31) scratch[warp] = sum;
+    __syncthreads();
+    all = 0;
+    for (int w = 0; w < int(blockDim.x) / 32; w++) {
+        T of_warp = scratch[w];
+        if (w < warp) before += of_warp;
+        all += of_warp;
+    }
+    __syncthreads();
+    return lane == 0 ? before : before + inside;
 }
 
 // The index of what is left of a key, number n of it from 1 on; the last if there are fewer.
 __device__ uint32_t tie(const Row& r, uint32_t key, uint32_t n) {
     uint32_t lane = threadIdx.x, begin = share_begin(r, lane), end = share_begin(r, lane + 1), count = 0;
     for (uint32_t i = begin; i < end; i++) count += r.key_at(i) == key && r.is_left(key, i);
-    __syncthreads();
-    r.board->keys[lane] = count;
     if (lane == 0) r.board->found = 0;
-    __syncthreads();
-    uint32_t before = 0, all = 0;
-    for (uint32_t l = 0; l < LANES; l++) {
-        before += l < lane ? r.board->keys[l] : 0;
-        all += r.board->keys[l];
-    }
+    uint32_t all, before = sum_before(count, r.board->keys, all);
     uint32_t wanted = min(max(n, 1u), all);
     if (before < wanted && wanted <= before + count) {
         uint32_t left = wanted - before;
@@ -199,21 +217,12 @@ __device__ uint32_t draw_by_index(const Row& r, float unit) {
         uint32_t key = r.key_at(i);
         sum += r.is_left(key, i) ? weight(r, key) : 0.0f;
     }
-    r.board->shares[lane] = sum;
     if (lane == 0) r.board->found = 0;
-    __syncthreads();
-    float all = 0;
-    for (int l = 0; l < LANES; l++) all += r.board->shares[l];
-    float left = unit * all, start = 0, before = 0;
+    float all, before = sum_before(sum, r.board->scratch, all), left = unit * all;
     // The last share that is reached and has anything.
-    uint32_t chosen = 0;
-    for (uint32_t l = 0; l < LANES; l++) {
-        float of_lane = r.board->shares[l];
-        if (of_lane > 0 && before <= left) chosen = l, start = before;
-        before += of_lane;
-    }
-    if (lane == chosen) {
-        left -= start;
+    float chosen = block_max(sum > 0 && before <= left ? float(lane) : -1.0f, r.board->scratch);
+    if (float(lane) == chosen) {
+        left -= before;
         for (uint32_t i = begin; i < end; i++) {
             uint32_t key = r.key_at(i);
             float w = r.is_left(key, i) ? weight(r, key) : 0.0f;
@@ -266,7 +275,7 @@ __device__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, f
             logprobs[n] = logprob(best.key, top.key, sum);
         }
     }
-    for (uint32_t n = wanted + threadIdx.x; n < BESIDE; n += LANES) ranks[n] = -1;
+    for (uint32_t n = wanted + threadIdx.x; n < BESIDE; n += r.lanes) ranks[n] = -1;
     return top;
 }
 
@@ -285,12 +294,12 @@ __device__ uint32_t draw(Row& r, const uint32_t* want) {
     return by_k || by_p ? draw_by_rank(r, unit) : draw_by_index(r, unit);
 }
 
-KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
+KERNEL __launch_bounds__(MOST_LANES, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
                                        float* all_logprobs, int vocab, int first) {
     __shared__ Board board;
     __shared__ uint32_t want[SETTINGS];
     wait_for_previous();
-    uint32_t lane = threadIdx.x;
+    uint32_t lane = threadIdx.x, lanes = blockDim.x;
     if (lane < SETTINGS) want[lane] = work[int64_t(blockIdx.x) * SETTINGS + lane];
     if (lane == 0) board.last_is_listed = 0;
     __syncthreads();
@@ -298,7 +307,7 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
     uint32_t* logits = all_logits + out * vocab;
     int* ranks = all_ranks + out * BESIDE;
     float* logprobs = all_logprobs + out * BESIDE;
-    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], false, 0, __uint_as_float(want[0]), 0, uint32_t(vocab)};
+    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], lanes, false, 0, __uint_as_float(want[0]), 0, uint32_t(vocab)};
     float raw_sum = 0;
     Best raw = {0, 0};
     if (want[9] > 0) raw = tell_top(r, want[9], ranks, logprobs, raw_sum);
@@ -306,7 +315,7 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
     // Biases and penalties, and what was there before them.
     int last = want[8] > 0 ? previous[want[8] - 1] : -1;
     if (last >= vocab) last = -1;
-    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) {
+    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += lanes * CHANGE) {
         uint32_t token = work[c], kept = logits[token];
         bool once_more = int(token) == last;
         if (once_more) board.last_is_listed = 1;
@@ -329,14 +338,14 @@ KERNEL __launch_bounds__(LANES, 1) sample(uint32_t* all_logits, uint32_t* work, 
 
     // The row as it was.
     __syncthreads();
-    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += LANES * CHANGE) logits[work[c]] = work[c + 3];
+    for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += lanes * CHANGE) logits[work[c]] = work[c + 3];
     if (last_alone && lane == 0) logits[last] = kept_last;
     __syncthreads();
     r.bent = false;
     if (want[9] > 0) {
         uint32_t key = key_of(logits[token]);
         float above = 0;
-        for (uint32_t i = lane; i < r.vocab; i += LANES) {
+        for (uint32_t i = lane; i < r.vocab; i += lanes) {
             uint32_t other = key_of(logits[i]);
             above += other > key || (other == key && i < token) ? 1.0f : 0.0f;
         }
