@@ -228,31 +228,48 @@ impl<P: Precision, K: KvCodec> BackendKvDtype<K> for Reference<P> {
 
         for s in 0..batch.shape.seqs {
             let sequence = on_host.sequence(op, s)?;
-            for (i, token) in sequence.tokens.clone().enumerate() {
-                let visible = config.visible(sequence.first_index + i, sequence.kv_len);
-                // Only visible keys need a block: those behind a sliding window may be gone.
-                let slots = visible
-                    .clone()
-                    .map(|j| check::block_and_slot(op, on_host.table(s), &kv.shape, j))
-                    .collect::<Result<Vec<_>>>()?;
-                let key = (&kv.k.0[..], &kv.scales.k[..], head_dim);
-                let value = match kv.shape.values_in_keys {
-                    true => key,
-                    false => (&kv.v.0[..], &kv.scales.v[..], value_dim),
-                };
-                let read = |(pool, scales, dim): Pool<'_, K>, kv_head, j: usize, d| {
-                    let at = head_at(kv.shape, slots[j - visible.start], kv_head);
+            let visible = |i| config.visible(sequence.first_index + i, sequence.kv_len);
+            // Only keys that some token sees need a block: those behind a sliding window may be gone.
+            let seen = (0..sequence.tokens.len())
+                .map(visible)
+                .filter(|visible| !visible.is_empty())
+                .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+                .unwrap_or(0..0);
+            let slots = seen
+                .clone()
+                .map(|j| check::block_and_slot(op, on_host.table(s), &kv.shape, j))
+                .collect::<Result<Vec<_>>>()?;
+            // [kv_heads, slots, dim]: each element is read by many queries.
+            let decoded = |(pool, scales, dim): Pool<'_, K>| {
+                let places = (0..kv_heads)
+                    .flat_map(|head| slots.iter().map(move |&slot| head_at(kv.shape, slot, head)));
+                let mut all = Vec::with_capacity(kv_heads * slots.len() * dim);
+                for at in places {
                     let scale = if K::SCALED { scales[at] } else { 1.0 };
-                    K::decode(pool[at * dim + d]) * scale
-                };
+                    let vector = &pool[at * dim..][..dim];
+                    all.extend(vector.iter().map(|&x| K::decode(x) * scale));
+                }
+                all
+            };
+            let keys = decoded((&kv.k.0, &kv.scales.k, head_dim));
+            let own_values = match kv.shape.values_in_keys {
+                true => None,
+                false => Some(decoded((&kv.v.0, &kv.scales.v, value_dim))),
+            };
+            let (values, value_row) = match &own_values {
+                Some(values) => (values, value_dim),
+                None => (&keys, head_dim),
+            };
+            for (i, token) in sequence.tokens.clone().enumerate() {
                 for head in 0..heads {
                     let kv_head = head / (heads / kv_heads);
                     let vector = token * heads + head;
+                    let row = |j: usize| kv_head * slots.len() + j - seen.start;
                     attend(
                         &q.0[vector * head_dim..][..head_dim],
-                        visible.clone(),
-                        |j, d| read(key, kv_head, j, d),
-                        |j, d| read(value, kv_head, j, d),
+                        visible(i),
+                        |j, d| keys[row(j) * head_dim + d],
+                        |j, d| values[row(j) * value_row + d],
                         sinks.map(|sinks| sinks.0[head]),
                         config,
                         &mut out.0[vector * value_dim..][..value_dim],
