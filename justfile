@@ -7,7 +7,7 @@ default:
 check:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
-    RUSTFLAGS="--cfg fuzzing" cargo check --manifest-path fuzz/Cargo.toml --features engine
+    cargo check --manifest-path fuzz/Cargo.toml --target-dir target --features engine
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # All tests

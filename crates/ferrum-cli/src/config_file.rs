@@ -294,7 +294,7 @@ fn print(command: &Command, matches: Option<&ArgMatches>) -> String {
 }
 
 /// What `ferrum serve --config FILE --print-config` prints where `text` is the file: for the fuzz target `toml`.
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub(crate) fn reprinted(text: &str) -> Outcome<String> {
     static BUILT: std::sync::LazyLock<Command> =
         std::sync::LazyLock::new(|| built(ColorChoice::Never));

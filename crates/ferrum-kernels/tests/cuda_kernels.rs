@@ -5,9 +5,12 @@
 //! `nvidia-cuda-runtime` and `nvidia-cuda-cccl` of version 13.0; no GPU.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const ARCHITECTURES: [&str; 4] = ["80", "89", "90a", "120"];
 /// Elements of activations, and what a file is compiled with for them.
@@ -122,22 +125,21 @@ fn kernels_compile_and_take_what_the_table_says() {
                 .map(move |&act| (file, architecture, act))
         })
         .collect();
-    let mut found = BTreeMap::new();
-    // Two at a time: the compiler takes a core and half a second for each.
-    for pair in jobs.chunks(2) {
-        std::thread::scope(|scope| {
-            let runs: Vec<_> = pair
-                .iter()
-                .map(|(file, arch, act)| scope.spawn(|| resources(&nvcc, file, arch, *act)))
-                .collect();
-            for run in runs {
-                for line in run.join().unwrap().unwrap_or_else(|e| panic!("{e}")) {
-                    found.insert(line, ());
+    let (found, next) = (Mutex::new(BTreeSet::new()), AtomicUsize::new(0));
+    // The compiler takes a core.
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&(file, arch, act)) = jobs.get(next.fetch_add(1, Relaxed)) {
+                    let lines = resources(&nvcc, file, arch, act).unwrap_or_else(|e| panic!("{e}"));
+                    found.lock().unwrap().extend(lines);
                 }
-            }
-        });
-    }
-    let found: String = found.into_keys().map(|line| line + "\n").collect();
+            });
+        }
+    });
+    let found = found.into_inner().unwrap().into_iter();
+    let found: String = found.map(|line| line + "\n").collect();
     let expected = include_str!("cuda_resources.txt");
     let written = here.join("../../target/cuda_resources.txt");
     std::fs::write(&written, &found).unwrap();

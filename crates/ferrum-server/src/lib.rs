@@ -14,7 +14,7 @@
 
 mod config;
 mod error;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generation;
 mod http;

@@ -78,7 +78,7 @@ impl FromStr for CallFormat {
 
 impl CallFormat {
     /// All of them.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         FORMATS.iter().map(|(format, _)| *format)
     }

@@ -42,7 +42,7 @@ pub(crate) use grammar::{Markers, marker_regex};
 pub(crate) use kimi::name_calls;
 #[cfg(test)]
 use parsed::ParsedOutput;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub use parsed::ParsedOutput;
 pub(crate) use thinking::Thinking;
 
