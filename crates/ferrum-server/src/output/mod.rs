@@ -24,7 +24,7 @@ mod kimi;
 mod llama;
 mod mistral;
 mod mistral_args;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(test, allow(unreachable_pub, reason = "fuzz targets reach it"))]
 mod parsed;
 mod pending_text;
