@@ -314,7 +314,8 @@ pub(crate) fn cases<B: BackendSample>() -> Cases<B> {
         ),
     ];
     for (name, row) in settings {
-        for vocab in [1, 31, 257, 1003] {
+        // Of more than 1024 a thread of a block has several, and the last ones none.
+        for vocab in [1, 31, 257, 1003, 2100] {
             let make = move |rng: &mut Rng| Rows::new(rng, (9, vocab), |_, _| row);
             let case = of(format!("{name}, 9 of {vocab}"));
             cases.add(case, make, implementations!(tokens, tokens_formula));
@@ -325,6 +326,7 @@ pub(crate) fn cases<B: BackendSample>() -> Cases<B> {
         (40, 300, 0, true),
         (40, 300, 60, false),
         (60, 333, 100, true),
+        (4, 9001, 100, true),
     ] {
         let make = move |rng: &mut Rng| {
             let rows = Rows::new(rng, (rows, vocab), |rng, _| any(rng, vocab));

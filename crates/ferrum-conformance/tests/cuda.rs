@@ -65,10 +65,14 @@ fn bf16_activations_second_half() {
     part::<bf16>(1, 2);
 }
 
-/// Kernels for f16 are those for bf16 with other conversions, so a third of the cases has to do.
+/// Most kernels for f16 are those for bf16 with other conversions, so a third of the cases has to do; products with weights of bf16
+/// are others.
 #[test]
 fn f16_activations_of_a_third() {
     part::<f16>(0, 3);
+    if let Some(device) = opened::<f16>(CudaOptions::default()) {
+        conforms(&device, &Filter::new("gemm bf16"));
+    }
 }
 
 /// The kernels that others have for products of FP8, and a device that has none.

@@ -1,4 +1,4 @@
-//! Access to internals for fuzz targets; compiled only by cargo-fuzz.
+//! Access to internals for fuzz targets; compiled only with them.
 
 use crate::http::{app::App, router};
 use crate::output::{CallFormat, Function, OutputFormat};

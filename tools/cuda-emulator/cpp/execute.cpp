@@ -631,13 +631,17 @@ unsigned workers() {
     return count;
 }
 
+static unsigned most_at_once = MOST_WORKERS;
+
 std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished) {
     Counters& counters = launch.function->counters;
     Job job = {launch, unfinished, launch.grid.count(), draw(2) == 1, generator()()};
     counters.launches++;
     counters.threads += launch.block.count() * job.blocks;
     auto begin = std::chrono::steady_clock::now();
-    if (workers() > 1 && job.blocks > 1) {
+    // What one block does before another is found for certain only where they run in turn, so some launches do.
+    bool together = std::min(workers(), most_at_once) > 1 && job.blocks > 1 && draw(8) > 0;
+    if (together) {
         // Never ended, as its threads are not.
         static Helpers& helpers = *new Helpers;
         helpers.run(job);
@@ -771,6 +775,9 @@ void emulator_atomic(const void* at, unsigned bytes) {
         device_access(address, bytes, true);
     }
 }
+// Blocks run in turn where it is 1.
+void emulator_set_workers(int most) { most_at_once = unsigned(most); }
+
 // Atomics of blocks that run at the same time, one after the other.
 static std::atomic_flag atomics = ATOMIC_FLAG_INIT;
 void emulator_atomic_begin() {

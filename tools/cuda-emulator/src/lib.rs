@@ -142,6 +142,16 @@ pub fn set_block_shared(bytes: i32) {
     set(0, b"emulator_set_block_shared\0", bytes);
 }
 
+/// Whether blocks of a kernel run beside each other from here on, or one after the other: then what one does before another is the
+/// seed's choice, and not the clock's.
+pub fn run_blocks_together(together: bool) {
+    set(
+        0,
+        b"emulator_set_workers\0",
+        if together { i32::MAX } else { 1 },
+    );
+}
+
 /// How many matrix products (GEMM) cuBLASLt has computed in this process.
 pub fn gemm_calls() -> u64 {
     count(2, b"emulator_products\0")

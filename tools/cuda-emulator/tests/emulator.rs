@@ -72,6 +72,7 @@ impl Device {
             return None;
         }
         ferrum_cuda_emulator::clear_error();
+        ferrum_cuda_emulator::run_blocks_together(true);
         let cubin = compiled();
         let (mut context, mut module, mut stream) = (null_mut(), null_mut(), null_mut());
         // SAFETY: all outlive the calls.
@@ -420,6 +421,7 @@ fn early_kernels_read_only_what_has_been_written() {
     for captured in [false, true] {
         for (steps, expected) in cases {
             let Some(device) = Device::open() else { return };
+            ferrum_cuda_emulator::run_blocks_together(false);
             let buffers = [(); 4].map(|()| device.upload(&[1f32; 64]));
             assert_eq!(device.finish(), "");
             let work = || {
@@ -471,6 +473,40 @@ fn early_kernels_read_only_what_has_been_written() {
         sys::cuGraphLaunch(exec, device.stream);
     }
     assert_eq!(device.finish(), "");
+}
+
+/// Blocks that run at the same time have shared memory of their own and one order of atomics; a fault of one is told, and nothing
+/// of it is left.
+#[test]
+fn blocks_run_beside_each_other() {
+    const BLOCKS: u32 = 64;
+    const NUMBERS: f32 = (32 * (BLOCKS - 1) * BLOCKS / 2) as f32;
+    let Some(device) = Device::open() else { return };
+    let add_numbers = || {
+        for _ in 0..20 {
+            let sum = device.upload(&[0f32]);
+            let found = device.run("add_numbers", BLOCKS, 32, 0, &mut [sum]);
+            assert_eq!(found, "");
+            assert_eq!(device.download(sum, 1), [NUMBERS]);
+        }
+    };
+    add_numbers();
+    // The last block has nothing to read.
+    let (count, y) = (32 * BLOCKS as usize, 1f32.to_bits());
+    for _ in 0..20 {
+        let (out, x) = (
+            device.alloc(4 * count),
+            device.upload(&vec![1f32; count - 32]),
+        );
+        let args = &mut [out, x, u64::from(y), count as u64];
+        let found = device.run("add", BLOCKS, 32, 0, args);
+        assert!(
+            found.contains("out of bounds in block (63, 0, 0)"),
+            "{found}"
+        );
+        ferrum_cuda_emulator::clear_error();
+    }
+    add_numbers();
 }
 
 /// What a product of four warps works with is not used before the wait for it: A's registers may be read, its sums not even that.

@@ -20,6 +20,14 @@ extern "C" __global__ void block_sum(float* out, const float* x, int n) {
     }
 }
 
+// Adds each block's number, through shared memory, once for each of its 32 threads.
+extern "C" __global__ void add_numbers(float* sum) {
+    __shared__ float own[32];
+    own[threadIdx.x] = blockIdx.x;
+    __syncthreads();
+    atomicAdd(sum, own[31 - threadIdx.x]);
+}
+
 extern "C" __global__ void missing_barrier(float* out, const float* x) {
     extern __shared__ float tile[];
     tile[threadIdx.x] = x[threadIdx.x];
