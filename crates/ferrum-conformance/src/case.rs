@@ -18,7 +18,7 @@ pub struct Case<B: Backend> {
     /// Shape and values.
     pub name: String,
     /// Whether it compares numbers, so that a tampered result must fail it.
-    pub(crate) compares: bool,
+    pub compares: bool,
     run: Run<B>,
 }
 

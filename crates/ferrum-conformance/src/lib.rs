@@ -37,8 +37,6 @@ mod run;
 mod runtime;
 mod sample;
 mod state;
-#[cfg(test)]
-mod tests;
 
 pub use case::{Case, Filter};
 pub use report::{Counts, Outcome, Report, Row};
@@ -47,7 +45,7 @@ pub use run::run_gpu;
 #[cfg(feature = "cuda")]
 pub use run::{CudaSuite, run_cuda};
 pub use run::{
-    ops, run_absent, run_collective, run_collective_on, run_core, run_cpu, run_gguf, run_graph,
-    run_int8_kv, run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged, run_precision,
-    run_reference, run_sample, run_state, run_timer, self_check,
+    cases, ops, run_absent, run_collective, run_collective_on, run_core, run_cpu, run_gguf,
+    run_graph, run_int8_kv, run_marlin, run_moe, run_moe_gguf, run_moe_marlin, run_paged,
+    run_precision, run_reference, run_sample, run_state, run_timer, self_check,
 };

@@ -116,7 +116,7 @@ pub fn run_timer<B: Backend>(device: &B, filter: &Filter, report: &mut Report) {
 }
 
 /// Every case, as a backend that can do everything is asked them.
-pub(crate) fn all_cases<B>() -> Vec<Case<B>>
+fn all_cases<B>() -> Vec<Case<B>>
 where
     B: BackendKvDtype<KvF32>
         + BackendKvDtype<KvFp16>
@@ -155,10 +155,15 @@ where
     lists.into_iter().flat_map(|cases| cases.list).collect()
 }
 
+/// Every case, as the reference backend is asked them.
+pub fn cases() -> Vec<Case<ReferenceBackend>> {
+    all_cases()
+}
+
 /// The ops that there are cases of, in the order in which they run.
 pub fn ops() -> Vec<&'static str> {
     let mut ops = Vec::new();
-    for case in all_cases::<ReferenceBackend>() {
+    for case in cases() {
         if !ops.contains(&case.op) {
             ops.push(case.op);
         }

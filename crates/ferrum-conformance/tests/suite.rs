@@ -1,10 +1,12 @@
 //! The suite on every backend of this machine, and the proof that it is able to fail.
 
-use super::*;
-use crate::minimal::Minimal;
+use ferrum_conformance::minimal::Minimal;
+use ferrum_conformance::{
+    Filter, Report, cases, run_absent, run_collective, run_core, run_cpu, run_gpu, run_graph,
+    run_paged, run_precision, run_reference, run_sample, run_timer, self_check,
+};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::GpuBackend;
-use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, KvInt8, LlmBackend};
 use ferrum_types::Error;
 
@@ -157,7 +159,7 @@ fn an_absent_device_skips_everything() {
 #[test]
 fn names_are_unique() {
     let mut names = std::collections::BTreeSet::new();
-    for case in run::all_cases::<ReferenceBackend>() {
+    for case in cases() {
         let name = format!("{} {} {}", case.op, case.dtype, case.name);
         assert!(names.insert(name.clone()), "two cases are called {name}");
     }
@@ -167,7 +169,7 @@ fn names_are_unique() {
 fn parts_make_all_cases() {
     let parts = [0, 1].map(|part| Filter::all().part(part, 2));
     let mut counts = [0; 2];
-    for case in run::all_cases::<ReferenceBackend>() {
+    for case in cases() {
         let wanted: Vec<_> = (0..2).filter(|&part| parts[part].matches(&case)).collect();
         let [only] = wanted[..] else {
             panic!("{} {} is in {wanted:?}", case.op, case.name);
@@ -182,7 +184,7 @@ fn parts_make_all_cases() {
 fn every_case_notices_a_wrong_result() {
     let unnoticed = self_check(&Filter::all());
     assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
-    let cases = run::all_cases::<ReferenceBackend>();
+    let cases = cases();
     let comparing = cases.iter().filter(|case| case.compares).count();
     assert!(
         comparing * 10 > cases.len() * 8,
