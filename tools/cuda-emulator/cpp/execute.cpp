@@ -173,7 +173,7 @@ struct Touch {
     uint16_t writer = 0, reader = 0;
     bool written = false, read = false;
     // Of a word: whether its bytes have their own.
-    bool apart = false;
+    bool split = false;
 };
 
 constexpr size_t WORD = 4;
@@ -378,17 +378,17 @@ const char* touch_word(Engine& e, Touches& touches, size_t index, size_t first, 
         return problem;
     };
     bool whole = first == 0 && end == WORD;
-    if (whole && !word.apart) return one(word);
+    if (whole && !word.split) return one(word);
     Touch* bytes = &touches.bytes[index * WORD];
-    if (!word.apart) {
+    if (!word.split) {
         std::fill(bytes, bytes + WORD, word);
-        word.apart = true;
+        word.split = true;
     }
     for (size_t i = first; i < end; i++)
         if (const char* problem = one(bytes[i])) return problem;
     if (whole && write) {
         word = bytes[0];
-        word.apart = false;
+        word.split = false;
     }
     return nullptr;
 }

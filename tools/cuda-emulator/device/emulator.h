@@ -1,9 +1,9 @@
 // What CUDA C++ means on the host: included before every kernel source by the stand-in's NVRTC.
 //
 // A thread of a block is a fiber, so its variables are ordinary ones. `__shared__` variables are static and
-// lie in a section of their own: blocks that run at the same time have copies of the module. Every access to memory that others could
-// see is instrumented by the host compiler (-fsanitize=thread), whose calls the stand-in driver answers: that
-// is how it checks bounds, initialisation and races.
+// lie in a section of their own: blocks that run at the same time have copies of the module. Every access to
+// memory that others could see is instrumented by the host compiler (-fsanitize=thread), whose calls the
+// stand-in driver answers: that is how it checks bounds, initialisation and races.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -250,11 +250,11 @@ static inline long long max(long long a, long long b) { return a > b ? a : b; }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 // The host's C library has functions of these names; those of extremes would be calls in the innermost loops.
 namespace emulator {
-static inline float most(float a, float b) { return a > b || b != b ? a : b; }
-static inline float least(float a, float b) { return a < b || b != b ? a : b; }
+static inline float float_max(float a, float b) { return a > b || b != b ? a : b; }
+static inline float float_min(float a, float b) { return a < b || b != b ? a : b; }
 }  // namespace emulator
-#define fmaxf(a, b) emulator::most(a, b)
-#define fminf(a, b) emulator::least(a, b)
+#define fmaxf(a, b) emulator::float_max(a, b)
+#define fminf(a, b) emulator::float_min(a, b)
 #define __expf(x) std::exp(float(x))
 #define __logf(x) std::log(float(x))
 static inline float __fdividef(float a, float b) { return a / b; }

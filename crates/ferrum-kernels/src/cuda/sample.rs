@@ -10,7 +10,7 @@ use crate::backend::{
 };
 use ferrum_types::{Error, Result};
 
-/// Threads of a block at most: `MOST_LANES` of `sample.cu`.
+/// Threads of a block at most: `MAX_THREADS` of `sample.cu`.
 const MAX_THREADS: usize = 1024;
 
 impl<A: CudaAct> BackendSample for CudaBackend<A> {

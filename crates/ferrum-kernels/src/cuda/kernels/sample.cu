@@ -5,7 +5,7 @@
 // Branches with barriers in them depend on settings only, which are the same for all threads of a block.
 #include "common.cuh"
 
-#define MOST_LANES 1024
+#define MAX_THREADS 1024
 #define TOGETHER 8u
 // Words of settings and of a change, and what is told of a row.
 #define SETTINGS 16
@@ -123,10 +123,10 @@ __device__ __forceinline__ uint32_t share_begin(const Row& r, uint32_t lane) {
     return min(lane * ((r.vocab + r.lanes - 1) / r.lanes), r.vocab);
 }
 
-// The sum over the threads before this one, and over `all`, in one order. `scratch` has 32 elements; behind this it may be used
-// again.
+// The exclusive prefix sum over the threads of a block, and the sum over `all`, in one order. `scratch` has 32 elements; behind
+// this it may be used again.
 template <class T>
-__device__ __forceinline__ T sum_before(T x, T* scratch, T& all) {
+__device__ __forceinline__ T exclusive_sum(T x, T* scratch, T& all) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     T sum = x;
 #pragma unroll
@@ -152,7 +152,7 @@ __device__ uint32_t tie(const Row& r, uint32_t key, uint32_t n) {
     uint32_t lane = threadIdx.x, begin = share_begin(r, lane), end = share_begin(r, lane + 1), count = 0;
     for (uint32_t i = begin; i < end; i++) count += r.key_at(i) == key && r.is_left(key, i);
     if (lane == 0) r.board->found = 0;
-    uint32_t all, before = sum_before(count, r.board->keys, all);
+    uint32_t all, before = exclusive_sum(count, r.board->keys, all);
     uint32_t wanted = min(max(n, 1u), all);
     if (before < wanted && wanted <= before + count) {
         uint32_t left = wanted - before;
@@ -218,7 +218,7 @@ __device__ uint32_t draw_by_index(const Row& r, float unit) {
         sum += r.is_left(key, i) ? weight(r, key) : 0.0f;
     }
     if (lane == 0) r.board->found = 0;
-    float all, before = sum_before(sum, r.board->scratch, all), left = unit * all;
+    float all, before = exclusive_sum(sum, r.board->scratch, all), left = unit * all;
     // The last share that is reached and has anything.
     float chosen = block_max(sum > 0 && before <= left ? float(lane) : -1.0f, r.board->scratch);
     if (float(lane) == chosen) {
@@ -294,7 +294,7 @@ __device__ uint32_t draw(Row& r, const uint32_t* want) {
     return by_k || by_p ? draw_by_rank(r, unit) : draw_by_index(r, unit);
 }
 
-KERNEL __launch_bounds__(MOST_LANES, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
+KERNEL __launch_bounds__(MAX_THREADS, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
                                        float* all_logprobs, int vocab, int first) {
     __shared__ Board board;
     __shared__ uint32_t want[SETTINGS];
@@ -307,7 +307,8 @@ KERNEL __launch_bounds__(MOST_LANES, 1) sample(uint32_t* all_logits, uint32_t* w
     uint32_t* logits = all_logits + out * vocab;
     int* ranks = all_ranks + out * BESIDE;
     float* logprobs = all_logprobs + out * BESIDE;
-    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], lanes, false, 0, __uint_as_float(want[0]), 0, uint32_t(vocab)};
+    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], lanes, false, 0, __uint_as_float(want[0]), 0,
+             uint32_t(vocab)};
     float raw_sum = 0;
     Best raw = {0, 0};
     if (want[9] > 0) raw = tell_top(r, want[9], ranks, logprobs, raw_sum);
