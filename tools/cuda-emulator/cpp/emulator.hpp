@@ -110,8 +110,12 @@ struct Module {
     std::vector<Image> images;
 };
 
+constexpr unsigned MOST_WORKERS = 8;
 // How many blocks of a kernel may run at the same time.
 unsigned workers();
+// Calls `work` with the number of each worker, at the same time; number 0 is the caller. All who have begun are waited for, and
+// whoever is late is not called, so the work is to be such that any of them may do all of it.
+void run_by_all(const std::function<void(unsigned)>& work);
 
 struct Counters {
     uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0, microseconds = 0;

@@ -3,89 +3,27 @@
 // A fiber runs until it waits for others: for its block at a barrier, or for its warp at a shuffle or a product of
 // matrices. Which warp goes first is drawn from the seed, so a result that depends on an order that nothing
 // guarantees differs from run to run; accesses to shared memory that no barrier orders are errors at once.
-#include <sys/mman.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
 #include <thread>
 
 #include "emulator.hpp"
+#include "fiber.hpp"
 
 extern "C" {
 typedef void (*EmulatorWarpOp)(void* const* lanes, unsigned mask);
-void emulator_switch(void** from, void* to);
 void emulator_fiber_main();
 }
-
-#if defined(__x86_64__)
-asm(R"(
-.text
-.globl emulator_switch
-.type emulator_switch, @function
-emulator_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-)");
-constexpr size_t SAVED_WORDS = 6;
-#elif defined(__aarch64__)
-asm(R"(
-.text
-.globl emulator_switch
-.type emulator_switch, %function
-emulator_switch:
-    stp x19, x20, [sp, #-160]!
-    stp x21, x22, [sp, #16]
-    stp x23, x24, [sp, #32]
-    stp x25, x26, [sp, #48]
-    stp x27, x28, [sp, #64]
-    stp x29, x30, [sp, #80]
-    stp d8, d9, [sp, #96]
-    stp d10, d11, [sp, #112]
-    stp d12, d13, [sp, #128]
-    stp d14, d15, [sp, #144]
-    mov x9, sp
-    str x9, [x0]
-    mov sp, x1
-    ldp x21, x22, [sp, #16]
-    ldp x23, x24, [sp, #32]
-    ldp x25, x26, [sp, #48]
-    ldp x27, x28, [sp, #64]
-    ldp x29, x30, [sp, #80]
-    ldp d8, d9, [sp, #96]
-    ldp d10, d11, [sp, #112]
-    ldp d12, d13, [sp, #128]
-    ldp d14, d15, [sp, #144]
-    ldp x19, x20, [sp], #160
-    ret
-)");
-#else
-#error "fibers are written for x86-64 and AArch64"
-#endif
 
 namespace emulator {
 namespace {
 
-constexpr size_t STACK = 128 << 10;
 constexpr size_t DYNAMIC = 256 << 10;
 constexpr uint16_t MANY = 0xffff;
 // Several lanes of a warp, whose number is in the lower bits.
@@ -226,25 +164,12 @@ char* take_stack(Engine& e) {
         e.stacks.pop_back();
         return stack;
     }
-    void* at = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) std::abort();
-    return static_cast<char*>(at);
+    return new_stack();
 }
 
 void start(Engine& e, Lane& lane) {
     lane.stack = take_stack(e);
-    auto* top = reinterpret_cast<void**>(lane.stack + STACK - 64);
-#if defined(__x86_64__)
-    // A function begins 8 bytes off a multiple of 16, as behind a call.
-    top[-1] = nullptr;
-    top[-2] = reinterpret_cast<void*>(emulator_fiber_main);
-    lane.sp = top - 2 - SAVED_WORDS;
-#else
-    void** frame = top - 20;
-    std::memset(frame, 0, 160);
-    frame[11] = reinterpret_cast<void*>(emulator_fiber_main);
-    lane.sp = frame;
-#endif
+    lane.sp = begin_fiber(lane.stack, emulator_fiber_main);
 }
 
 void leave(Engine& e, State state) {
@@ -456,7 +381,7 @@ inline void access(uintptr_t at, size_t bytes, size_t align, bool write) {
         (write ? e.counters.writes : e.counters.reads) += bytes;
         return;
     }
-    if (at - e.stack < STACK) return;
+    if (at - e.stack < STACK_BYTES) return;
     const char* problem = nullptr;
     if (shared_access(e, at, bytes, write, &problem)) {
         if (problem) fault(e, problem);
@@ -505,8 +430,6 @@ void finish_copies(Engine& e, Lane& lane, size_t count) {
 uint32_t draw(uint32_t below) { return std::uniform_int_distribution<uint32_t>(0, below - 1)(generator()); }
 
 namespace {
-
-constexpr unsigned MOST_WORKERS = 8;
 
 // What a launch is for all that run blocks of it.
 struct Job {
@@ -584,52 +507,7 @@ void run_blocks(Job& job, unsigned worker) {
     job.launch.function->counters.add(e.counters);
 }
 
-// Threads that help to run blocks, one launch at a time. They are never ended: they wait when the process ends.
-struct Helpers {
-    std::mutex mutex;
-    std::condition_variable begins, ends;
-    Job* job = nullptr;
-    uint64_t round = 0;
-    unsigned busy = 0;
-
-    Helpers() {
-        for (unsigned worker = 1; worker < workers(); worker++) std::thread([=] { help(worker); }).detach();
-    }
-    void help(unsigned worker) {
-        std::unique_lock<std::mutex> lock(mutex);
-        for (uint64_t seen = 0;;) {
-            begins.wait(lock, [&] { return round != seen; });
-            seen = round;
-            if (!job) continue;
-            Job& mine = *job;
-            busy++;
-            lock.unlock();
-            run_blocks(mine, worker);
-            lock.lock();
-            if (--busy == 0) ends.notify_one();
-        }
-    }
-    void run(Job& shared) {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            job = &shared;
-            round++;
-        }
-        begins.notify_all();
-        run_blocks(shared, 0);
-        // Who has not begun yet has nothing left to do.
-        std::unique_lock<std::mutex> lock(mutex);
-        job = nullptr;
-        ends.wait(lock, [&] { return busy == 0; });
-    }
-};
-
 }  // namespace
-
-unsigned workers() {
-    static unsigned count = std::min(std::max(std::thread::hardware_concurrency(), 1u), MOST_WORKERS);
-    return count;
-}
 
 static unsigned most_at_once = MOST_WORKERS;
 
@@ -641,13 +519,8 @@ std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinis
     auto begin = std::chrono::steady_clock::now();
     // What one block does before another is found for certain only where they run in turn, so some launches do.
     bool together = std::min(workers(), most_at_once) > 1 && job.blocks > 1 && draw(8) > 0;
-    if (together) {
-        // Never ended, as its threads are not.
-        static Helpers& helpers = *new Helpers;
-        helpers.run(job);
-    } else {
-        run_blocks(job, 0);
-    }
+    if (together) run_by_all([&](unsigned worker) { run_blocks(job, worker); });
+    else run_blocks(job, 0);
     counters.microseconds += uint64_t((std::chrono::steady_clock::now() - begin) / std::chrono::microseconds(1));
     return job.fault;
 }

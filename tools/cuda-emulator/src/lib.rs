@@ -10,10 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 13] = [
     include_str!("../build.sh"),
     include_str!("../cpp/emulator.hpp"),
     include_str!("../cpp/memory.cpp"),
+    include_str!("../cpp/fiber.hpp"),
+    include_str!("../cpp/fiber.cpp"),
+    include_str!("../cpp/workers.cpp"),
     include_str!("../cpp/execute.cpp"),
     include_str!("../cpp/driver.cpp"),
     include_str!("../cpp/blas.cpp"),
