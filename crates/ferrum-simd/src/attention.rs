@@ -196,10 +196,11 @@ impl<K: KeyValues> Attention<'_, K> {
         }
         let threads = exec.pool.threads();
         let all_rows = sequences.iter().map(rows_of).sum::<usize>() * self.config.kv_heads;
+        let (unit, max) = self.task_rows(exec);
         let rows = (all_rows / (4 * threads))
-            .clamp(MAX_ROWS, MAX_TASK_ROWS)
+            .clamp(unit, max)
             .min(longest)
-            .next_multiple_of(MAX_ROWS);
+            .next_multiple_of(unit);
         scratch.items.clear();
         for (s, queries) in sequences.iter().enumerate() {
             for first in (0..rows_of(queries)).step_by(rows) {
@@ -249,6 +250,16 @@ impl<K: KeyValues> Attention<'_, K> {
 }
 
 impl<K: KeyValues> Attention<'_, K> {
+    /// Of how many rows a task has a multiple, and how many at most.
+    fn task_rows(&self, exec: &Exec) -> (usize, usize) {
+        #[cfg(target_arch = "x86_64")]
+        if K::F32 && exec.level.splits_f32() {
+            return (amx::ROWS, amx::MAX_TASK_ROWS);
+        }
+        let _ = exec;
+        (MAX_ROWS, MAX_TASK_ROWS)
+    }
+
     /// Floats of a task of `rows` rows for what is split.
     fn split_len(&self, exec: &Exec, rows: usize, stride: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
@@ -416,12 +427,12 @@ impl<'a, K: KeyValues> Task<'a, K> {
         values
     }
 
-    /// What a row sees of the tile that begins with key `tile`.
-    fn seen(&self, row: usize, tile: usize) -> (usize, usize) {
+    /// What a row sees of `keys`, counted from the first of these.
+    fn seen(&self, row: usize, keys: Range<usize>) -> (usize, usize) {
         let visible = self.visible(self.rows.start + row);
         (
-            visible.start.clamp(tile, tile + KEYS) - tile,
-            visible.end.clamp(tile, tile + KEYS) - tile,
+            visible.start.clamp(keys.start, keys.end) - keys.start,
+            visible.end.clamp(keys.start, keys.end) - keys.start,
         )
     }
 
@@ -431,7 +442,7 @@ impl<'a, K: KeyValues> Task<'a, K> {
         let mut seen = [(0, KEYS); MAX_ROWS];
         if !self.all_see(of.clone(), tile) {
             for (row, seen) in of.clone().zip(&mut seen) {
-                *seen = self.seen(row, tile);
+                *seen = self.seen(row, tile..tile + KEYS);
             }
         }
         let (dim, stride, first, rows) = (self.call.key_dim, self.stride, of.start, of.len());

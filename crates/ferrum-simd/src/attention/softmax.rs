@@ -98,7 +98,7 @@ impl<D: KeyTile> RowTile<'_, D> {
     fn rows<S: Simd, const MR: usize>(self, s: S) {
         let (dim, stride) = (self.dim, self.stride);
         assert!(self.q.len() >= dim * MR);
-        let mut scores = [[0.0f32; KEYS]; MR];
+        let mut scores = [[[0.0f32; LANES]; KEYS / LANES]; MR];
         let q = ARows {
             ptr: self.q.as_ptr(),
             row: 1,
@@ -119,14 +119,14 @@ impl<D: KeyTile> RowTile<'_, D> {
             if seen.0 < seen.1 {
                 let acc = &mut self.acc[i * stride..][..stride];
                 let sums = &mut self.sums[i * LANES..][..LANES];
-                online_softmax_update(
-                    s,
-                    self.config,
-                    &mut scores[i],
-                    *seen,
-                    &mut self.largest[i],
-                    (sums, acc),
-                );
+                let largest = &mut self.largest[i];
+                let state = (sums, acc);
+                let weights =
+                    online_softmax_update(s, self.config, &scores[i], *seen, largest, state);
+                let weights = weights.unwrap_or([s.zero(); KEYS / LANES]);
+                for (to, weights) in scores[i].iter_mut().zip(weights) {
+                    math::store_at(s, to, 0, weights);
+                }
             }
         }
         assert!(self.acc.len() >= MR * stride);
@@ -147,111 +147,71 @@ impl<D: KeyTile> RowTile<'_, D> {
     }
 }
 
-/// The running softmax of rows whose scores there are: these become weights, zeros for keys that are not seen.
-#[cfg(target_arch = "x86_64")]
-pub(super) struct SoftmaxRows<'a> {
-    pub(super) config: AttnConfig,
-    pub(super) scores: &'a mut [[f32; KEYS]],
-    /// As in [`RowTile`].
-    pub(super) seen: &'a [(usize, usize)],
-    pub(super) acc: &'a mut [f32],
-    pub(super) largest: &'a mut [f32],
-    pub(super) sums: &'a mut [f32],
-    pub(super) stride: usize,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Kernel for SoftmaxRows<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for (i, (scores, seen)) in self.scores.iter_mut().zip(self.seen).enumerate() {
-            if seen.0 >= seen.1 {
-                scores.fill(0.0);
-                continue;
-            }
-            let acc = &mut self.acc[i * self.stride..][..self.stride];
-            let sums = &mut self.sums[i * LANES..][..LANES];
-            let state = (sums, acc);
-            online_softmax_update(s, self.config, scores, *seen, &mut self.largest[i], state);
-        }
-    }
-}
-
-/// Turns one row's scores into weights and moves its state to the new maximum.
+/// Turns one row's scores into weights, and moves its state to the new maximum. Weights of keys that are not seen are 0; none
+/// are given where no weight can have a value.
 #[inline(always)]
-fn online_softmax_update<S: Simd>(
+pub(super) fn online_softmax_update<S: Simd, const N: usize>(
     s: S,
     config: AttnConfig,
-    scores: &mut [f32; KEYS],
+    scores: &[[f32; LANES]; N],
     seen: (usize, usize),
     largest: &mut f32,
     (sums, acc): (&mut [f32], &mut [f32]),
-) {
-    /// Indices of the keys of a tile.
-    const INDEX: [f32; KEYS] = {
-        let mut index = [0.0; KEYS];
+) -> Option<[S::V; N]> {
+    /// Indices of the keys of a vector.
+    const INDEX: [f32; LANES] = {
+        let mut index = [0.0; LANES];
         let mut i = 0;
-        while i < KEYS {
+        while i < LANES {
             index[i] = i as f32;
             i += 1;
         }
         index
     };
     let hidden = s.splat(f32::NEG_INFINITY);
-    let mut v = [s.zero(); 2];
-    for (half, v) in v.iter_mut().enumerate() {
-        // SAFETY: both arrays have two vectors.
-        let (score, index) = unsafe {
-            let at = half * LANES;
-            (
-                s.load(scores.as_ptr().add(at)),
-                s.load(INDEX.as_ptr().add(at)),
-            )
-        };
-        *v = s.mul(score, s.splat(config.scale));
+    let mut v = [s.zero(); N];
+    let mut top = s.splat(*largest);
+    for (i, (v, scores)) in v.iter_mut().zip(scores).enumerate() {
+        *v = s.mul(math::load_at(s, scores, 0), s.splat(config.scale));
         if let Some(cap) = config.softcap {
             *v = math::softcap(s, *v, cap);
         }
-        if seen != (0, KEYS) {
+        if seen != (0, N * LANES) {
+            let index = s.add(s.lanes(INDEX), s.splat((i * LANES) as f32));
             *v = s.select_lt(index, s.splat(seen.1 as f32), *v, hidden);
             *v = s.select_lt(index, s.splat(seen.0 as f32), hidden, *v);
         }
+        // NaN scores do not take part in the maximum; they reach the result through their weights.
+        top = s.max(*v, top);
     }
-    // NaN scores do not take part in the maximum; they reach the result through their weights.
-    let top = s.max(v[0], s.max(v[1], s.splat(*largest)));
     let top = s.largest(top);
     if top == f32::NEG_INFINITY {
         // Every visible score is minus infinity, which has no weight, or NaN, which spoils the row.
         let spoiled = v.iter().any(|v| s.to_array(*v).iter().any(|x| x.is_nan()));
-        scores.fill(0.0);
         if spoiled {
             sums.fill(f32::NAN);
         }
-        return;
+        return None;
     }
     let centre = s.splat(top);
-    let weights = [
-        math::exp(s, s.sub(v[0], centre)),
-        math::exp(s, s.sub(v[1], centre)),
-    ];
-    // SAFETY: `scores` has two vectors, `sums` one.
-    unsafe {
-        s.store(scores.as_mut_ptr(), weights[0]);
-        s.store(scores.as_mut_ptr().add(LANES), weights[1]);
-        let mut sum = s.load(sums[..LANES].as_ptr());
-        if top != *largest {
-            let shrink = math::exp(s, s.sub(s.splat(*largest), centre));
-            sum = s.mul(sum, shrink);
-            for acc in acc.as_chunks_mut::<LANES>().0 {
-                s.store(acc.as_mut_ptr(), s.mul(s.load(acc.as_ptr()), shrink));
-            }
-            *largest = top;
-        }
-        sum = s.add(sum, s.add(weights[0], weights[1]));
-        s.store(sums[..LANES].as_mut_ptr(), sum);
+    // Zeros of keys before those that are seen change no sum.
+    let mut added = s.zero();
+    for v in &mut v {
+        *v = math::exp(s, s.sub(*v, centre));
+        added = s.add(added, *v);
     }
+    let mut sum = math::load_at(s, sums, 0);
+    if top != *largest {
+        let shrink = math::exp(s, s.sub(s.splat(*largest), centre));
+        sum = s.mul(sum, shrink);
+        for acc in acc.as_chunks_mut::<LANES>().0 {
+            let scaled = s.mul(math::load_at(s, acc, 0), shrink);
+            math::store_at(s, acc, 0, scaled);
+        }
+        *largest = top;
+    }
+    math::store_at(s, sums, 0, s.add(sum, added));
+    Some(v)
 }
 
 /// `acc += weights · values` for the keys `seen`, in key order.
@@ -261,14 +221,14 @@ fn online_softmax_update<S: Simd>(
 #[inline(always)]
 unsafe fn accumulate_values<S: Simd, D: KeyTile, const MR: usize>(
     s: S,
-    weights: &[[f32; KEYS]; MR],
+    weights: &[[[f32; LANES]; KEYS / LANES]; MR],
     tile: D,
     seen: (usize, usize),
     acc: *mut f32,
     stride: usize,
 ) {
     let rows = ARows {
-        ptr: weights[0][seen.0..].as_ptr(),
+        ptr: weights[0].as_flattened()[seen.0..].as_ptr(),
         row: KEYS,
         step: 1,
     };

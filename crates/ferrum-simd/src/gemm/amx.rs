@@ -35,7 +35,7 @@ const FEW_TILES: usize = 4;
 /// Rows of a task: with the inputs of a chunk of blocks, 768 KiB of split rows, which the panels of a group read one
 /// after the other.
 const TASK_TILES: usize = 32;
-/// Fewest tiles of rows of a task, where rows are cut so that all threads have work.
+/// Fewest tiles of rows of a task.
 const LEAST_TILES: usize = 4;
 /// Bytes of split panels that are held at once.
 const SPLIT_BYTES: usize = 4 << 20;
@@ -217,6 +217,18 @@ struct Plan {
 }
 
 impl Plan {
+    /// Few rows and all of these panels to a task: what it reads of rows stays in the second-level cache while panels that were
+    /// split, which all tasks read, pass by. `None` where that makes too few tasks.
+    fn by_rows(threads: usize, tiles: usize, panels: Range<usize>) -> Option<Self> {
+        let row_parts = tiles / LEAST_TILES;
+        (row_parts >= 2 * threads).then_some(Self {
+            tiles,
+            row_parts,
+            group: panels.len(),
+            panels,
+        })
+    }
+
     fn new(threads: usize, tiles: usize, panels: Range<usize>) -> Self {
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         let mut row_parts = tiles.div_ceil(TASK_TILES);
@@ -314,7 +326,12 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
                 self.split_panels(some.clone(), split);
             }
             let split = &*split;
-            let plan = Plan::new(threads, tiles, some);
+            // Buffers for the sums of a part have the columns of a group.
+            let by_rows = match shared && partial_len == 0 {
+                true => Plan::by_rows(threads, tiles, some.clone()),
+                false => None,
+            };
+            let plan = by_rows.unwrap_or_else(|| Plan::new(threads, tiles, some));
             self.exec.pool.run(plan.tasks(), &|task, thread| {
                 let (tiles, panels) = plan.task(task);
                 // SAFETY: no two running tasks share a thread number.

@@ -99,6 +99,7 @@ fn contiguous_attention() {
         (7, 7, 9, 0),
         (70, 70, 70, 0),
         (33, 100, 101, 67),
+        (50, 300, 301, 250),
         (3, 0, 4, 0),
         (4, 3, 4, 0),
         (5, 20, 20, 40),
@@ -128,7 +129,7 @@ fn contiguous_attention() {
 fn future_keys_do_not_matter_whatever_they_are() {
     for device in devices() {
         let mut ctx = device.new_context().unwrap();
-        let (tokens, dim) = (50, PLAIN.head_dim);
+        let (tokens, dim) = (170, PLAIN.head_dim);
         let q = act(&device, &tensor(1, PLAIN.heads * tokens * dim, 1.0));
         let mut results = Vec::new();
         for last in [1.0, f32::NAN, f32::INFINITY] {
@@ -187,6 +188,7 @@ fn latent_attention() {
         (1, 1, 1, 1, 1),
         (1, 90, 16, 64, 16),
         (5, 37, 3, 20, 6),
+        (2, 300, 16, 40, 8),
         (9, 9, 40, 32, 0),
     ] {
         for causal in [true, false] {
@@ -388,80 +390,93 @@ fn paged_attention() {
 
 #[test]
 fn chunks_blocks_and_neighbours_change_no_bit() {
-    let device = CpuBackend::open(0).unwrap();
-    for window in [None, Some(45)] {
-        let config = AttnConfig {
-            sliding_window: window,
-            ..PLAIN
-        };
-        let paged = |block_size, steps: &[&[usize]]| {
-            let op = Paged {
-                config,
-                block_size,
-                steps: steps.iter().map(|step| step.to_vec()).collect(),
-                sinks: false,
-                fused: true,
-            };
-            let first = op.len(0) * config.heads * config.head_dim;
-            let out = op.outputs::<CpuBackend, KvF32>(&device);
-            bits(&out[..first])
-        };
-        let whole = paged(100, &[&[100]]);
-        for block_size in [1, 3, 16, 32, 40] {
-            let cases: [&[&[usize]]; 4] = [
-                &[&[100]],
-                &[&[33], &[1], &[40], &[26]],
-                &[&[99, 10], &[1, 1]],
-                &[&[50, 0, 70], &[50, 90, 1]],
-            ];
-            for steps in cases {
-                assert!(
-                    paged(block_size, steps) == whole,
-                    "{window:?} {block_size} {steps:?}"
-                );
-            }
+    for isa in [Isa::best(), Isa::AmxF32] {
+        if !isa.is_available() {
+            println!("skipped: this machine has no {}", isa.name());
+            continue;
         }
-        // The contiguous op over the same numbers.
-        let shape = QkvShape {
-            tokens: 100,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            value_dim: config.head_dim,
+        let config = CpuConfig {
+            isa: Some(isa),
+            ..CpuConfig::default()
         };
+        let device = CpuBackend::with_config(config).unwrap();
+        for sliding_window in [None, Some(145)] {
+            let config = AttnConfig {
+                sliding_window,
+                ..PLAIN
+            };
+            rows_alone_and_together(&device, config);
+        }
+    }
+}
+
+fn rows_alone_and_together(device: &CpuBackend, config: AttnConfig) {
+    const TOKENS: usize = 300;
+    let paged = |block_size, steps: &[&[usize]]| {
         let op = Paged {
             config,
-            block_size: 1,
-            steps: vec![vec![100]],
+            block_size,
+            steps: steps.iter().map(|step| step.to_vec()).collect(),
             sinks: false,
-            fused: false,
+            fused: true,
         };
-        let rows: Vec<f32> = (0..100).flat_map(|t| op.row(0, t, shape)).collect();
-        let mut ctx = device.new_context().unwrap();
-        let qkv = act(&device, &rows);
-        let mut q = poison(&device, 100 * shape.q_dim());
-        let mut k = poison(&device, 100 * shape.k_dim());
-        let mut v = poison(&device, 100 * shape.k_dim());
-        let none = QkvTransform {
-            q_norm: None,
-            k_norm: None,
-            rope: None,
-        };
-        CpuBackend::split_qkv_norm_rope(&mut ctx, &qkv, &mut q, &mut k, &mut v, none, shape)
-            .unwrap();
-        let mut out = poison(&device, 100 * shape.q_dim());
-        let flash = FlashShape {
-            q_len: 100,
-            kv_len: 100,
-            kv_seq_stride: 100,
-            pos_offset: 0,
-        };
-        CpuBackend::flash_attention(&mut ctx, &q, (&k, &v), None, &mut out, flash, &config)
-            .unwrap();
-        let mut tokens = poison(&device, 100 * shape.q_dim());
-        CpuBackend::transpose_head_to_token(&mut ctx, &out, &mut tokens, shape.q()).unwrap();
-        assert!(bits(&host::<CpuBackend, _>(&mut ctx, &tokens)) == whole);
+        let first = op.len(0) * config.heads * config.head_dim;
+        let out = op.outputs::<CpuBackend, KvF32>(device);
+        bits(&out[..first])
+    };
+    let whole = paged(TOKENS, &[&[TOKENS]]);
+    for block_size in [1, 3, 16, 32, 40] {
+        let cases: [&[&[usize]]; 4] = [
+            &[&[TOKENS]],
+            &[&[133], &[1], &[140], &[26]],
+            &[&[299, 10], &[1, 1]],
+            &[&[150, 0, 70], &[150, 90, 1]],
+        ];
+        for steps in cases {
+            assert!(
+                paged(block_size, steps) == whole,
+                "{device:?} {config:?} {block_size} {steps:?}"
+            );
+        }
     }
+    // The contiguous op over the same numbers.
+    let shape = QkvShape {
+        tokens: TOKENS,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        value_dim: config.head_dim,
+    };
+    let op = Paged {
+        config,
+        block_size: 1,
+        steps: vec![vec![TOKENS]],
+        sinks: false,
+        fused: false,
+    };
+    let rows: Vec<f32> = (0..TOKENS).flat_map(|t| op.row(0, t, shape)).collect();
+    let mut ctx = device.new_context().unwrap();
+    let qkv = act(device, &rows);
+    let mut q = poison(device, TOKENS * shape.q_dim());
+    let mut k = poison(device, TOKENS * shape.k_dim());
+    let mut v = poison(device, TOKENS * shape.k_dim());
+    let none = QkvTransform {
+        q_norm: None,
+        k_norm: None,
+        rope: None,
+    };
+    CpuBackend::split_qkv_norm_rope(&mut ctx, &qkv, &mut q, &mut k, &mut v, none, shape).unwrap();
+    let mut out = poison(device, TOKENS * shape.q_dim());
+    let flash = FlashShape {
+        q_len: TOKENS,
+        kv_len: TOKENS,
+        kv_seq_stride: TOKENS,
+        pos_offset: 0,
+    };
+    CpuBackend::flash_attention(&mut ctx, &q, (&k, &v), None, &mut out, flash, &config).unwrap();
+    let mut tokens = poison(device, TOKENS * shape.q_dim());
+    CpuBackend::transpose_head_to_token(&mut ctx, &out, &mut tokens, shape.q()).unwrap();
+    assert!(bits(&host::<CpuBackend, _>(&mut ctx, &tokens)) == whole);
 }
 
 #[test]

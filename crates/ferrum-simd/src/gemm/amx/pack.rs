@@ -43,6 +43,24 @@ fn not_finite(kept: __m512i) -> u16 {
     _mm512_fpclass_ps_mask::<CLASSES>(_mm512_castsi512_ps(kept))
 }
 
+/// Splits 32 numbers into row `row` of a block, and gives whether one of them cannot be split.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+pub(crate) fn split_row([low, high]: [__m512; 2], row: usize, block: &mut [u8]) -> bool {
+    let rounded = round(low, high);
+    let kept = |half: __m256i| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
+    let kept_low = kept(_mm512_castsi512_si256(rounded));
+    let kept_high = kept(_mm512_extracti64x4_epi64::<1>(rounded));
+    let rest = round(rest(low, kept_low), rest(high, kept_high));
+    let (highs, lows) = block.split_at_mut(TILE_ROWS * ROW_BYTES);
+    for (half, numbers) in [(highs, rounded), (lows, rest)] {
+        let out = &mut half[row * ROW_BYTES..][..ROW_BYTES];
+        // SAFETY: the slice is a row of a tile.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), numbers) };
+    }
+    not_finite(kept_low) | not_finite(kept_high) != 0
+}
+
 /// Packs inputs `inputs` of at most 16 rows, so many and what gives each, into `out`, which is whole blocks, and fills inputs
 /// up with zeros. Other rows of a tile keep what is there, which gives sums that nobody reads. Gives a bit for each row that has
 /// numbers which cannot be split; where they were, there is anything.
@@ -78,22 +96,13 @@ fn pack_rows<'a, const SPLIT: bool>(
                     _mm512_maskz_loadu_ps(high_lanes, high),
                 )
             };
-            let rounded = round(low, high);
-            let (highs, lows) = out[r * ROW_BYTES..].split_at_mut(ROW_BYTES);
-            // SAFETY: the slice is a row of a tile.
-            unsafe { _mm512_storeu_si512(highs.as_mut_ptr().cast(), rounded) };
-            if !SPLIT {
+            if SPLIT {
+                excepted |= u32::from(split_row([low, high], r, out)) << r;
                 continue;
             }
-            let kept = |half: __m256i| _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half));
-            let kept_low = kept(_mm512_castsi512_si256(rounded));
-            let kept_high = kept(_mm512_extracti64x4_epi64::<1>(rounded));
-            let any = not_finite(kept_low) | not_finite(kept_high) != 0;
-            excepted |= u32::from(any) << r;
-            let rest = round(rest(low, kept_low), rest(high, kept_high));
-            let lows = &mut lows[(TILE_ROWS - 1) * ROW_BYTES..][..ROW_BYTES];
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_si512(lows.as_mut_ptr().cast(), rest) };
+            let out = &mut out[r * ROW_BYTES..][..ROW_BYTES];
+            // SAFETY: the slice is a row of a tile.
+            unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), round(low, high)) };
         }
     }
     excepted
