@@ -109,6 +109,11 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         })
     }
 
+    /// Loads what comes next onto another device.
+    pub(crate) fn load_onto(&mut self, device: &'a B) {
+        self.device = device;
+    }
+
     /// The device that is loaded onto.
     pub(crate) fn device(&self) -> &'a B {
         self.device

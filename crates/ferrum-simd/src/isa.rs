@@ -114,6 +114,14 @@ impl Isa {
         matches!(self, Isa::Avx512Bf16 | Isa::Amx | Isa::AmxF32)
     }
 
+    /// The level for encoders on a processor of this one: that which splits numbers of f32, where there are tiles.
+    pub const fn for_encoders(self) -> Self {
+        match self {
+            Isa::Amx => Isa::AmxF32,
+            other => other,
+        }
+    }
+
     /// Whether products are made in tiles of AMX.
     const fn has_tiles(self) -> bool {
         matches!(self, Isa::Amx | Isa::AmxF32)

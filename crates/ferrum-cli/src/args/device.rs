@@ -22,7 +22,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub(crate) threads: Option<u16>,
 
-    /// Instructions of the CPU, such as avx2 [default: the fastest that it has but amx-f32]
+    /// Instructions of the CPU, such as avx2 [default: the fastest that it has; amx-f32 for encoders only]
     ///
     /// One of sse2, avx2, avx-vnni, avx512, avx512-bf16, amx, amx-f32; neon, neon-dotprod; scalar on other processors.
     /// `ferrum devices` shows the default of this CPU. All give the same bits but avx512-bf16 and amx, which round activations where

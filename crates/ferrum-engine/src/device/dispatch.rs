@@ -266,6 +266,14 @@ impl BackendDispatch {
         with_device!(self, device: B => B::info(device))
     }
 
+    /// This device as it is for encoders, see [`Backend::for_encoders`].
+    pub(crate) fn for_encoders(&self) -> Self {
+        match self {
+            Self::Cpu(device) => Self::Cpu(device.for_encoders().unwrap_or_else(|| device.clone())),
+            others => others.clone(),
+        }
+    }
+
     /// Whether this device computes a model's products with activations of fewer bits than f32, so that layers differ
     /// from those of a device that keeps all.
     pub fn rounds_activations(&self, model: &Model) -> bool {

@@ -322,6 +322,7 @@ impl Encoder {
     ) -> Result<Self> {
         let tokenizer = Arc::new(EncoderTokenizer::new(model, tokenizer)?);
         let load = Load { model, progress };
+        let device = device.for_encoders();
         let inner = device.with_kv::<KvF32, _>(keeps_blocks(model), load)?;
         Ok(Self {
             inner,

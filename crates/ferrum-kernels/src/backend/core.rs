@@ -146,6 +146,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         }
     }
 
+    /// This device for encoders, if it computes them otherwise. No token is chosen by their states, so products may keep
+    /// fewer bits of factors of f32: 17 at least.
+    fn for_encoders(&self) -> Option<Self> {
+        None
+    }
+
     /// A new, empty context on this device.
     fn new_context(&self) -> Result<Self::Context>;
 

@@ -18,7 +18,7 @@ pub struct CpuConfig {
     /// Threads that compute, the caller's included; `None`: one for each physical core that the
     /// process may use.
     pub threads: Option<usize>,
-    /// Instruction-set level; `None`: the best that this CPU has.
+    /// Instruction-set level; `None`: the best that this CPU has, and for encoders what [`Isa::for_encoders`] makes of it.
     pub isa: Option<Isa>,
 }
 
@@ -29,6 +29,8 @@ pub struct CpuConfig {
 #[derive(Clone)]
 pub struct CpuBackend {
     exec: Arc<Exec>,
+    /// Whether the level was asked for.
+    level_asked: bool,
 }
 
 /// Runs each op when it is recorded, and keeps the memory that ops need for a moment.
@@ -53,7 +55,11 @@ impl CpuBackend {
     /// [`InvalidArgument`](Error::InvalidArgument) for a thread number out of range.
     pub fn with_config(config: CpuConfig) -> Result<Self> {
         let level = Level::new(config.isa.unwrap_or_else(Isa::best))?;
-        Self::with_level(level, config.threads.unwrap_or_else(topology::cores))
+        let device = Self::with_level(level, config.threads.unwrap_or_else(topology::cores))?;
+        Ok(Self {
+            level_asked: config.isa.is_some(),
+            ..device
+        })
     }
 
     pub(super) fn with_level(level: Level, threads: usize) -> Result<Self> {
@@ -72,6 +78,7 @@ impl CpuBackend {
                 level,
                 store: None,
             }),
+            level_asked: true,
         })
     }
 
@@ -79,22 +86,20 @@ impl CpuBackend {
     /// given to it where it has not.
     #[must_use]
     pub fn with_packed_store(&self, store: Arc<dyn PackedStore>) -> Self {
-        self.with_store(Some(store))
+        self.with_exec(self.exec.level, Some(store))
     }
 
     /// This device, with matrices packed and not kept.
     #[must_use]
     pub fn without_packed_store(&self) -> Self {
-        self.with_store(None)
+        self.with_exec(self.exec.level, None)
     }
 
-    fn with_store(&self, store: Option<Arc<dyn PackedStore>>) -> Self {
+    fn with_exec(&self, level: Level, store: Option<Arc<dyn PackedStore>>) -> Self {
+        let pool = Arc::clone(&self.exec.pool);
         Self {
-            exec: Arc::new(Exec {
-                pool: Arc::clone(&self.exec.pool),
-                level: self.exec.level,
-                store,
-            }),
+            exec: Arc::new(Exec { pool, level, store }),
+            level_asked: self.level_asked,
         }
     }
 
@@ -198,6 +203,15 @@ impl Backend for CpuBackend {
 
     fn info(&self) -> DeviceInfo {
         info(self.isa(), self.threads())
+    }
+
+    fn for_encoders(&self) -> Option<Self> {
+        let isa = self.isa();
+        if self.level_asked || isa.for_encoders() == isa {
+            return None;
+        }
+        let level = Level::new(isa.for_encoders()).ok()?;
+        Some(self.with_exec(level, self.exec.store.clone()))
     }
 
     fn new_context(&self) -> Result<CpuContext> {

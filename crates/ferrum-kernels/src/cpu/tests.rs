@@ -63,6 +63,23 @@ fn devices() -> Vec<CpuBackend> {
     out
 }
 
+#[test]
+fn encoders_split_where_no_level_was_asked_for() {
+    let best = Isa::best();
+    let level = |device: &CpuBackend| device.for_encoders().map(|device| device.isa());
+    let expected = (best.for_encoders() != best).then(|| best.for_encoders());
+    let device = CpuBackend::open(0).unwrap();
+    assert_eq!(level(&device), expected);
+    assert_eq!(level(&device.without_packed_store()), expected);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let config = CpuConfig {
+            isa: Some(isa),
+            ..CpuConfig::default()
+        };
+        assert_eq!(level(&CpuBackend::with_config(config).unwrap()), None);
+    }
+}
+
 /// Mean squared error over mean square.
 fn nmse(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());

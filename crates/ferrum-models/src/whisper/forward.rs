@@ -111,6 +111,8 @@ pub struct WhisperRunner<B: LlmBackend> {
     spec: WhisperSpec,
     weights: WhisperWeights<B>,
     ctx: B::Context,
+    /// That of the [device for encoders](ferrum_kernels::Backend::for_encoders), if it is another one.
+    encoder_ctx: Option<B::Context>,
     encoding: Encoding<B>,
     decoding: Decoding<B>,
 }
@@ -122,10 +124,13 @@ impl<B: LlmBackend> WhisperRunner<B> {
     /// What the device says.
     pub fn new(device: &B, spec: WhisperSpec, weights: WhisperWeights<B>) -> Result<Self> {
         let mut ctx = device.new_context()?;
+        let encoder = device.for_encoders();
+        let encoder_ctx = encoder.map(|device| device.new_context()).transpose()?;
         let encoding = Encoding::new(device, &mut ctx, &spec)?;
         let decoding = Decoding::new(device, &spec)?;
         Ok(Self {
             ctx,
+            encoder_ctx,
             spec,
             weights,
             encoding,
@@ -368,16 +373,19 @@ impl<B: LlmBackend> SpeechModel for WhisperRunner<B> {
     }
 
     fn encode(&mut self, mel: &[f32]) -> Result<()> {
-        let (ctx, spec) = (&mut self.ctx, &self.spec);
+        let spec = &self.spec;
         let expected = spec.mels * spec.frames();
         if mel.len() != expected {
             let reason = format!("found {} values, a window has {expected}", mel.len());
             return Err(Error::invalid("whisper", reason));
         }
+        let ctx = self.encoder_ctx.as_mut().unwrap_or(&mut self.ctx);
         self.encoding.upload(ctx, mel, spec.frames())?;
         self.encoding.run(ctx, spec, &self.weights)?;
         self.decoding
-            .read_states(ctx, &self.weights, &mut self.encoding)
+            .read_states(ctx, &self.weights, &mut self.encoding)?;
+        // Work of two contexts has no order.
+        self.encoder_ctx.as_mut().map_or(Ok(()), B::sync)
     }
 
     fn states(&mut self) -> Result<Vec<f32>> {

@@ -21,7 +21,8 @@ const NAMES: PreNormNames = PreNormNames {
 /// Taps of both convolutions.
 const KERNEL: usize = 3;
 
-/// Loads all weights of a Whisper model in the form `W`.
+/// Loads all weights of a Whisper model in the form `W`: what the states of a window are computed with onto the
+/// [device for encoders](ferrum_kernels::Backend::for_encoders).
 ///
 /// # Errors
 /// [`Error::Model`](ferrum_types::Error::Model) names the tensor that is missing or has the wrong shape or type; otherwise
@@ -33,18 +34,24 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<WhisperWeights<B>> {
     let spec = &model.spec;
     let hidden = spec.encoder.hidden;
-    let mut loader = NamedLoader::<B, W>::new(device, &model.source, model.dtype, progress)?;
+    let encoding = device.for_encoders();
+    let encoding = encoding.as_ref().unwrap_or(device);
+    let mut loader = NamedLoader::<B, W>::new(encoding, &model.source, model.dtype, progress)?;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
         loader.load_linear(&[name], [rows, hidden], Bias::None)
     };
+    let conv1 = [hidden, spec.mels];
+    let conv1 = conv(&mut loader, "model.encoder.conv1", conv1, false)?;
+    let conv2 = conv(&mut loader, "model.encoder.conv2", [hidden, hidden], true)?;
     let encoder = (0..spec.encoder.layers).map(|i| format!("model.encoder.layers.{i}"));
     let encoder = encoder.map(|name| PreNormLayer::load(&mut loader, &spec.encoder, &NAMES, &name));
     let encoder = encoder.collect::<Result<_>>()?;
+    loader.load_onto(device);
     let decoder = (0..spec.decoder.layers).map(|i| format!("model.decoder.layers.{i}"));
     let decoder = decoder.map(|name| {
         Ok((
             PreNormLayer::load(&mut loader, &spec.decoder, &NAMES, &name)?,
-            cross(&mut loader, hidden, &name)?,
+            cross(&mut loader, (encoding, device), hidden, &name)?,
         ))
     });
     let decoder = decoder.collect::<Result<_>>()?;
@@ -57,13 +64,8 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
     let positions = table(&mut loader, "model.encoder.embed_positions", spec.positions)?;
     let places = table(&mut loader, "model.decoder.embed_positions", spec.tokens)?;
     Ok(WhisperWeights {
-        conv1: conv(
-            &mut loader,
-            "model.encoder.conv1",
-            [hidden, spec.mels],
-            false,
-        )?,
-        conv2: conv(&mut loader, "model.encoder.conv2", [hidden, hidden], true)?,
+        conv1,
+        conv2,
         encoder_positions: Box::new(positions),
         encoder,
         encoder_norm: loader.norm("model.encoder.layer_norm", hidden)?,
@@ -75,13 +77,16 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
     })
 }
 
-fn cross<B: LlmBackend, W: WeightForm<B>>(
-    loader: &mut NamedLoader<'_, '_, B, W>,
+/// Cross-attention, whose keys and values are computed with the states.
+fn cross<'a, B: LlmBackend, W: WeightForm<B>>(
+    loader: &mut NamedLoader<'a, '_, B, W>,
+    (encoding, device): (&'a B, &'a B),
     hidden: usize,
     prefix: &str,
 ) -> Result<CrossLayer<B>> {
-    let mut map = |part: &str| -> Result<Box<dyn crate::Linear<B>>> {
+    let mut map = |device: &'a B, part: &str| -> Result<Box<dyn crate::Linear<B>>> {
         let name = format!("{prefix}.encoder_attn.{part}");
+        loader.load_onto(device);
         Ok(Box::new(loader.load_linear(
             &[name],
             [hidden, hidden],
@@ -89,10 +94,10 @@ fn cross<B: LlmBackend, W: WeightForm<B>>(
         )?))
     };
     Ok(CrossLayer {
-        q: map("q_proj")?,
-        k: map("k_proj")?,
-        v: map("v_proj")?,
-        out: map("out_proj")?,
+        k: map(encoding, "k_proj")?,
+        v: map(encoding, "v_proj")?,
+        q: map(device, "q_proj")?,
+        out: map(device, "out_proj")?,
         norm: loader.norm(&format!("{prefix}.encoder_attn_layer_norm"), hidden)?,
     })
 }

@@ -3,6 +3,7 @@
 use crate::support::exact_cpu;
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
+use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, LlmBackend};
@@ -68,6 +69,36 @@ fn states_are_those_of_transformers_on_every_backend() {
     // Activations of eight bits of precision.
     let found = difference(&mut runner(&Minimal::default()), &expected);
     assert!(found <= 0.25 && found > 1e-4, "bf16: {found}");
+}
+
+#[test]
+fn a_device_that_splits_for_encoders_splits_nothing_of_the_decoder() {
+    let device = CpuBackend::open(0).unwrap();
+    let Some(encoder) = device.for_encoders() else {
+        println!("skipped: this machine has no tiles");
+        return;
+    };
+    let all_split = CpuConfig {
+        isa: Some(encoder.isa()),
+        ..CpuConfig::default()
+    };
+    let mut split = runner(&CpuBackend::with_config(all_split).unwrap());
+    let mut found = runner(&device);
+    assert!(difference(&mut found, &expected()) <= 1e-4);
+    split.encode(&mel()).unwrap();
+    assert!(found.states().unwrap() == split.states().unwrap());
+    let mut exact = runner(&exact_cpu());
+    exact.encode(&mel()).unwrap();
+    let tokens: Vec<TokenId> = (0..20).map(|i| i * 13 % 250).collect();
+    let [found, split, exact] =
+        [&mut found, &mut split, &mut exact].map(|model| model.decode(&tokens, 0).unwrap());
+    let off = |logits: &[f32]| {
+        let pairs = logits.iter().zip(&exact);
+        pairs.fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()))
+    };
+    let largest = exact.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    assert!(off(&found) <= 1e-4 * largest, "{}", off(&found));
+    assert!(found != split);
 }
 
 #[test]
