@@ -4,6 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
+use ferrum_kernels::cpu::Isa;
 use serde_json::{Value, json};
 
 fn encoder(name: &str) -> String {
@@ -19,6 +20,11 @@ fn expected(name: &str) -> Value {
 fn floats(value: &Value) -> Vec<f64> {
     let numbers = value.as_array().unwrap().iter();
     numbers.map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// Whether this CPU keeps 17 bits of an encoder's numbers of f32.
+fn encoders_are_split() -> bool {
+    Isa::best() != Isa::best().for_encoders()
 }
 
 fn embed(args: &[&str]) -> Vec<Vec<f64>> {
@@ -63,7 +69,8 @@ fn vectors_of_texts_are_those_of_transformers() {
             for (found, case) in raw.iter().zip(cases) {
                 let pairs = found.iter().zip(floats(&case[pooling]));
                 let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(most < 2e-5, "{name} {pooling}: {most}");
+                let limit = if encoders_are_split() { 3e-4 } else { 2e-5 };
+                assert!(most < limit, "{name} {pooling}: {most}");
             }
         }
     }
@@ -346,7 +353,8 @@ fn ranked_as_transformers_scores(folder: &str, expected: &Value) {
         let logit = pair["logits"][0].as_f64().unwrap();
         let score = 1.0 / (1.0 + (-logit).exp());
         let found = floats(&value["scores"])[0];
-        assert!((found - score).abs() < 1e-5, "{query}: {found}, {score}");
+        let limit = if encoders_are_split() { 1e-4 } else { 1e-5 };
+        assert!((found - score).abs() < limit, "{query}: {found}, {score}");
     }
     let documents = b"a small cat sat\nthe dog ran\nrain fell on the town";
     let ranked = stdout(&ferrum_with_input(&["rerank", folder, "rain"], documents));

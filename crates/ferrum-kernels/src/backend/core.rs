@@ -146,8 +146,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         }
     }
 
-    /// This device for encoders, if it computes them otherwise. No token is chosen by their states, so products may keep
-    /// fewer bits of factors of f32: 17 at least.
+    /// This device for encoders, if it computes them otherwise. Their states are compared as a whole, and no token is chosen by
+    /// them, so products may keep fewer bits of factors of f32: 17 at least.
     fn for_encoders(&self) -> Option<Self> {
         None
     }

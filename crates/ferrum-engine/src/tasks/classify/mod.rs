@@ -70,7 +70,6 @@ impl ImageClassifier {
         let transform = preprocessor::read(folder, model.spec.kind)?;
         let texts = TextPreparation::read(folder, &model.spec)?;
         let load = Load { model, progress };
-        let device = device.for_encoders();
         let inner = device.with_kv::<KvF32, _>(false, load)?;
         Ok(Self {
             inner,
