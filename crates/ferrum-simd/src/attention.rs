@@ -2,7 +2,7 @@
 //!
 //! Keys are taken in tiles of 32 by their absolute index, with a running maximum and sum for each
 //! query (Milakov and Gimelshein, "Online normalizer calculation for softmax"; Dao et al.,
-//! "FlashAttention"). A tile's scores and its weighted values are products by the register tile of
+//! "FlashAttention"). Where numbers of f32 are [split](super::isa::Isa::splits_f32), four tiles make a step. A tile's scores and its weighted values are products by the register tile of
 //! [`super::gemm`], so each is one chain in key order. A query's result therefore depends on its own
 //! keys alone: not on the other queries of a chunk, the size of a KV block, or the split of the work.
 //!
@@ -120,7 +120,7 @@ struct Layout {
     state: usize,
     keys: usize,
     values: usize,
-    /// What is split, where it is.
+    /// What is split, where it is, and scores.
     split: usize,
 }
 
@@ -154,7 +154,7 @@ struct Work<'a> {
     sums: &'a mut [f32],
     keys: &'a mut [f32],
     values: &'a mut [f32],
-    /// Split queries, keys and values.
+    /// Split queries, keys, values and weights, and scores.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     split: &'a mut [f32],
 }
@@ -324,11 +324,11 @@ impl<'a, K: KeyValues> Task<'a, K> {
         self.call.config.visible(at, self.queries.kv_len)
     }
 
-    /// Whether all of these rows of the task see the whole tile that begins with key `tile`.
-    fn all_see(&self, rows: Range<usize>, tile: usize) -> bool {
+    /// Whether all of these rows of the task see all of `keys`.
+    fn all_see(&self, rows: Range<usize>, keys: Range<usize>) -> bool {
         let (first, last) = (self.rows.start + rows.start, self.rows.start + rows.end - 1);
         // Windows move to the right with the queries.
-        self.visible(last).start <= tile && tile + KEYS <= self.visible(first).end
+        self.visible(last).start <= keys.start && keys.end <= self.visible(first).end
     }
 
     /// Packs the queries.
@@ -380,7 +380,7 @@ impl<'a, K: KeyValues> Task<'a, K> {
         // More rows than one register tile would take the tile apart again and again, and a row that
         // sees a part of it would read past what is there.
         let whole = keys.len() == KEYS && self.rows.len() <= tile_rows;
-        let direct = whole && self.all_see(0..self.rows.len(), tile);
+        let direct = whole && self.all_see(0..self.rows.len(), tile..tile + KEYS);
         let direct = direct.then(|| self.call.source.direct(self.at, tile));
         if let Some(direct) = direct.flatten() {
             return self.row_tile(exec, 0..self.rows.len(), tile, direct);
@@ -440,7 +440,7 @@ impl<'a, K: KeyValues> Task<'a, K> {
     fn row_tile<D: KeyTile>(&mut self, exec: &Exec, of: Range<usize>, tile: usize, keys: D) {
         // What each row sees of this tile.
         let mut seen = [(0, KEYS); MAX_ROWS];
-        if !self.all_see(of.clone(), tile) {
+        if !self.all_see(of.clone(), tile..tile + KEYS) {
             for (row, seen) in of.clone().zip(&mut seen) {
                 *seen = self.seen(row, tile..tile + KEYS);
             }

@@ -24,7 +24,7 @@ pub struct BackendOptions {
     pub ordinal: usize,
     /// CPU threads; `None`: one for each physical core.
     pub threads: Option<usize>,
-    /// Instructions of the CPU; `None`: the fastest that it has.
+    /// Instructions of the CPU; `None`: the fastest that it has, for encoders with [`Isa::for_encoders`].
     pub isa: Option<Isa>,
     /// Whether a device that would not by itself gives a row the same bits whatever is computed beside it. It is slower for
     /// that; those that do so anyway (all but CUDA) take no notice.

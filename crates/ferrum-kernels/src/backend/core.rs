@@ -147,7 +147,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 
     /// This device for encoders, if it computes them otherwise. Their states are compared as a whole, and no token is chosen by
-    /// them, so products may keep fewer bits of factors of f32: 17 at least.
+    /// them, so products may keep fewer bits of factors of f32: 17 at least. Buffers and weights of either device can be used in
+    /// contexts of the other, between which work has no order but that of [`sync`](Self::sync).
     fn for_encoders(&self) -> Option<Self> {
         None
     }

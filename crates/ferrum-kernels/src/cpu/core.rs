@@ -211,7 +211,8 @@ impl Backend for CpuBackend {
             return None;
         }
         let level = Level::new(isa.for_encoders()).ok()?;
-        Some(self.with_exec(level, self.exec.store.clone()))
+        // A store has what was packed for one level.
+        Some(self.with_exec(level, None))
     }
 
     fn new_context(&self) -> Result<CpuContext> {

@@ -379,12 +379,15 @@ impl<B: LlmBackend> SpeechModel for WhisperRunner<B> {
             let reason = format!("found {} values, a window has {expected}", mel.len());
             return Err(Error::invalid("whisper", reason));
         }
+        if self.encoder_ctx.is_some() {
+            // Work of two contexts has no order.
+            B::sync(&mut self.ctx)?;
+        }
         let ctx = self.encoder_ctx.as_mut().unwrap_or(&mut self.ctx);
         self.encoding.upload(ctx, mel, spec.frames())?;
         self.encoding.run(ctx, spec, &self.weights)?;
         self.decoding
             .read_states(ctx, &self.weights, &mut self.encoding)?;
-        // Work of two contexts has no order.
         self.encoder_ctx.as_mut().map_or(Ok(()), B::sync)
     }
 

@@ -46,6 +46,8 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
     let encoder = (0..spec.encoder.layers).map(|i| format!("model.encoder.layers.{i}"));
     let encoder = encoder.map(|name| PreNormLayer::load(&mut loader, &spec.encoder, &NAMES, &name));
     let encoder = encoder.collect::<Result<_>>()?;
+    let encoder_norm = loader.norm("model.encoder.layer_norm", hidden)?;
+    let positions = table(&mut loader, "model.encoder.embed_positions", spec.positions)?;
     loader.load_onto(device);
     let decoder = (0..spec.decoder.layers).map(|i| format!("model.decoder.layers.{i}"));
     let decoder = decoder.map(|name| {
@@ -61,14 +63,13 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
         bias: None,
         shape: words.shape,
     };
-    let positions = table(&mut loader, "model.encoder.embed_positions", spec.positions)?;
     let places = table(&mut loader, "model.decoder.embed_positions", spec.tokens)?;
     Ok(WhisperWeights {
         conv1,
         conv2,
         encoder_positions: Box::new(positions),
         encoder,
-        encoder_norm: loader.norm("model.encoder.layer_norm", hidden)?,
+        encoder_norm,
         words: Box::new(words),
         head: Box::new(head),
         decoder_positions: Box::new(places),

@@ -3,6 +3,7 @@
 use super::*;
 use ferrum_engine::engine::Clock;
 use ferrum_engine::{Encoder, TaskConfig, TaskEngine};
+use ferrum_kernels::cpu::Isa;
 use ferrum_models::EmbeddingPrompts;
 use ferrum_models::encoder::read_encoder;
 use ferrum_server::ServedEncoder;
@@ -233,8 +234,13 @@ fn documents_are_ranked_as_transformers_scores_them() {
             &json!({"model": RERANKER, "query": query, "documents": [document]}),
         );
         let found = ranked["results"][0]["relevance_score"].as_f64().unwrap();
-        // Where an encoder's numbers of f32 keep 17 bits.
-        assert!((found - score).abs() < 1e-4, "{query}: {found}, {score}");
+        // Where there are tiles, an encoder's numbers of f32 keep 17 bits.
+        let limit = if Isa::best() == Isa::best().for_encoders() {
+            1e-5
+        } else {
+            1e-4
+        };
+        assert!((found - score).abs() < limit, "{query}: {found}, {score}");
         let scored = server.ask(
             "/score",
             &json!({"model": RERANKER, "text_1": query, "text_2": document}),

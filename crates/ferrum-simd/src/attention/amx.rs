@@ -9,7 +9,7 @@
 //! processor waits until tiles are stored, so few and long phases are faster.
 //!
 //! Rows whose query cannot be split, and in a step those that see such keys or values, take the path of the other levels one
-//! by one.
+//! by one: one such key, and rows that see it take all keys of its step so.
 
 use super::softmax::{RowTile, online_softmax_update};
 use super::{Copied, KEYS, KeyValues, Task, Values};
@@ -159,9 +159,13 @@ impl<K: KeyValues> Task<'_, K> {
         let mut any = false;
         for (pair, first) in (0..count).step_by(ROWS).enumerate() {
             let rows = first..(first + ROWS).min(count);
+            let all = self.all_see(rows.clone(), start..start + STEP);
             let mut seen = [(0, 0); ROWS];
             for (i, (row, seen)) in rows.clone().zip(&mut seen).enumerate() {
-                *seen = self.seen(row, start..start + STEP);
+                *seen = match all {
+                    true => (0, STEP),
+                    false => self.seen(row, start..start + STEP),
+                };
                 if special & bits(*seen) != 0 {
                     excepted[pair] |= 1 << i;
                 }
@@ -177,8 +181,8 @@ impl<K: KeyValues> Task<'_, K> {
         }
     }
 
-    /// Splits keys and values of a step. Gives those that cannot be split, as bits; the values of these become zeros, so that
-    /// rows which do not see them have what they always have.
+    /// Splits keys and values of a step. Gives those of which either cannot be split, as bits; such values become zeros, so
+    /// that rows which do not see them have what they always have.
     fn split_step(&mut self, exec: &Exec, keys: Range<usize>, split: &mut Split<'_>) -> u128 {
         let key_buffer = std::mem::take(&mut self.work.keys);
         let value_buffer = std::mem::take(&mut self.work.values);
@@ -354,9 +358,14 @@ impl<K: KeyValues> Task<'_, K> {
                 values: &values,
             };
             for row in 0..self.rows.len() {
+                if excepted[row / ROWS] >> (row % ROWS) & 1 == 0 {
+                    continue;
+                }
                 let seen = self.seen(row, tile..tile + KEYS);
-                if excepted[row / ROWS] >> (row % ROWS) & 1 != 0 && seen.0 < seen.1 {
+                if seen.0 < seen.1 {
                     self.single_row(exec, row, seen, copied);
+                    // As products in tiles find them, which pass by here with weights of 0 if other rows of the pair see keys.
+                    flush(&mut self.work.acc[row * self.stride..][..self.stride]);
                 }
             }
         }

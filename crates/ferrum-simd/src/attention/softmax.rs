@@ -228,7 +228,7 @@ unsafe fn accumulate_values<S: Simd, D: KeyTile, const MR: usize>(
     stride: usize,
 ) {
     let rows = ARows {
-        ptr: weights[0].as_flattened()[seen.0..].as_ptr(),
+        ptr: weights.as_ptr().cast::<f32>().wrapping_add(seen.0),
         row: KEYS,
         step: 1,
     };

@@ -220,7 +220,11 @@ impl Plan {
     /// Few rows and all of these panels to a task: what it reads of rows stays in the second-level cache while panels that were
     /// split, which all tasks read, pass by. `None` where that makes too few tasks.
     fn by_rows(threads: usize, tiles: usize, panels: Range<usize>) -> Option<Self> {
-        let row_parts = tiles / LEAST_TILES;
+        // Few parts are as many for each thread, so that none waits for the last ones.
+        let row_parts = match tiles / LEAST_TILES {
+            few if few < 8 * threads => few / threads * threads,
+            many => many,
+        };
         (row_parts >= 2 * threads).then_some(Self {
             tiles,
             row_parts,

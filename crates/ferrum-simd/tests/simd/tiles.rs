@@ -82,6 +82,7 @@ fn products_in_tiles_are_summed_as_documented() {
             (40, 32, 800),
             (67, 100, 96),
             (150, 31, 34),
+            (390, 100, 96),
         ] {
             let x: Vec<f32> = (0..rows * k).map(|_| random.unit()).collect();
             let mut w: Vec<f32> = (0..n * k).map(|_| random.unit()).collect();

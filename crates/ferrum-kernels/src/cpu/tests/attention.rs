@@ -479,6 +479,82 @@ fn rows_alone_and_together(device: &CpuBackend, config: AttnConfig) {
     assert!(bits(&host::<CpuBackend, _>(&mut ctx, &tokens)) == whole);
 }
 
+/// What cannot be split in two of bf16 has another path at the level that does so.
+#[test]
+fn rows_with_numbers_that_cannot_be_split_depend_on_themselves() {
+    const TOKENS: usize = 300;
+    if !Isa::AmxF32.is_available() {
+        println!("skipped: this machine has no {}", Isa::AmxF32.name());
+        return;
+    }
+    let config = CpuConfig {
+        isa: Some(Isa::AmxF32),
+        ..CpuConfig::default()
+    };
+    let device = CpuBackend::with_config(config).unwrap();
+    let mut ctx = device.new_context().unwrap();
+    for (sliding_window, head_dim, value_scale) in
+        [(None, 24, 1.0), (Some(145), 40, 1.0), (Some(70), 8, 1e-33)]
+    {
+        let config = AttnConfig {
+            heads: 1,
+            kv_heads: 1,
+            head_dim,
+            value_dim: head_dim,
+            sliding_window,
+            ..PLAIN
+        };
+        let mut q = tensor(1, TOKENS * head_dim, 1.0);
+        let mut k = tensor(2, TOKENS * head_dim, 1.0);
+        let mut v = tensor(3, TOKENS * head_dim, value_scale);
+        // Rows, and values that are no splittable numbers; scores with the third one stay finite, as all keys have a zero there.
+        for (row, x) in [
+            (40, f32::INFINITY),
+            (70, f32::NAN),
+            (131, 3.4e38),
+            (132, 3.4e38),
+        ] {
+            q[row * head_dim] = x;
+        }
+        k.chunks_exact_mut(head_dim).for_each(|key| key[0] = 0.0);
+        k[60 * head_dim + 1] = 3.4e38;
+        k[200 * head_dim + 1] = f32::NEG_INFINITY;
+        v[90 * head_dim + head_dim - 1] = f32::INFINITY;
+        // A step of keys whose weights make sums subnormal, where values are tiny.
+        let sinks = act(&device, &[80.0 * f32::from(u8::from(value_scale < 1.0))]);
+        let kv = (&act(&device, &k), &act(&device, &v));
+        let mut rows = |first: usize, len: usize| {
+            let shape = FlashShape {
+                q_len: len,
+                kv_len: first + len,
+                kv_seq_stride: TOKENS,
+                pos_offset: first,
+            };
+            let q = act(&device, &q[first * head_dim..][..len * head_dim]);
+            let mut out = poison(&device, len * head_dim);
+            let sinks = (value_scale < 1.0).then_some(&sinks);
+            CpuBackend::flash_attention(&mut ctx, &q, kv, sinks, &mut out, shape, &config).unwrap();
+            let out = host::<CpuBackend, _>(&mut ctx, &out);
+            // Any NaN is as good as another.
+            let bits = out
+                .into_iter()
+                .map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() });
+            bits.collect::<Vec<_>>()
+        };
+        let whole = rows(0, TOKENS);
+        for len in [1, 16, 17, 31, 32, 33, 100] {
+            for first in (0..TOKENS).step_by(len) {
+                let len = len.min(TOKENS - first);
+                let expected = &whole[first * head_dim..][..len * head_dim];
+                assert!(
+                    rows(first, len) == expected,
+                    "{sliding_window:?} {len} rows from {first}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn tiles_taken_as_they_lie_give_the_bits_of_copies() {
     fn outputs<K: KvDtypeKind>(block_size: usize, isa: Isa) -> Vec<u32>
