@@ -257,6 +257,45 @@ fn inspect_plans_what_a_run_takes() {
 }
 
 #[test]
+fn inspect_shows_models_of_whole_tasks() {
+    for (name, architecture, lines) in [
+        ("encoders/bert", "bert", &["layers", "pooling"][..]),
+        ("encoders/bert/model.gguf", "bert", &["layers", "pooling"]),
+        ("encoders/bert-labels", "bert", &["labels"]),
+        ("encoders/modernbert", "modernbert", &["windows"]),
+        (
+            "speech/whisper",
+            "whisper",
+            &["window", "encoder", "decoder"],
+        ),
+        ("images/clip", "clip", &["image layers", "text layers"]),
+        ("images/siglip", "siglip", &["image layers", "text layers"]),
+    ] {
+        let path = root().join("fixtures").join(name).display().to_string();
+        let text = ok(&["inspect", &path]);
+        for line in lines.iter().chain(&["file", "parameters", "tensors"]) {
+            let found = text.lines().any(|found| found.starts_with(line));
+            assert!(found, "{name}: {line}: {text}");
+        }
+        assert!(!text.contains(['{', '}']), "{text}");
+        let value = json(&["inspect", "--json", &path]);
+        assert_eq!(value["architecture"], architecture, "{name}");
+        let tensors = value["tensors"].as_array().unwrap();
+        let numbers = |tensor: &Value| {
+            let shape = tensor["shape"].as_array().unwrap().iter();
+            shape.map(|n| n.as_u64().unwrap()).product::<u64>()
+        };
+        assert_eq!(
+            value["parameters"],
+            tensors.iter().map(numbers).sum::<u64>(),
+            "{name}"
+        );
+    }
+    let value = json(&["inspect", "--json"]);
+    assert_eq!(value["kind"], "a model that generates text");
+}
+
+#[test]
 fn inspect_names_the_quantisation() {
     let model = |name: &str| {
         format!(

@@ -5,7 +5,7 @@ use crate::gguf::Gguf;
 use crate::hf::{GenerationConfig, HfConfig, QuantizationConfig};
 use crate::identity::FileIdentity;
 use crate::safetensors::{self, Safetensors};
-use crate::{FormatError, Result};
+use crate::{FormatError, Result, TensorSource};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -83,6 +83,14 @@ impl ModelSource {
             "is no model file",
             "give a .gguf file, a .safetensors file, or a Hugging Face folder",
         ))
+    }
+
+    /// Its tensors.
+    pub fn tensors(&self) -> &dyn TensorSource {
+        match self {
+            ModelSource::Gguf(gguf) => gguf,
+            ModelSource::Hf(folder) => &folder.tensors,
+        }
     }
 
     /// Identities (path, size, time) of all files that determine the weights, taken at open; `None` for a model that

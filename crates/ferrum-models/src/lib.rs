@@ -82,6 +82,7 @@ pub use model_kind::ModelKind;
 pub use named::WeightDtype;
 pub use plan::{MemoryPlan, memory_plan, rank_memory_plan, stage_memory_plan};
 pub use pooling::{Pooling, StatedPooling};
+pub use pre_norm::{PreNormActivation, PreNormSpec};
 pub use progress::LoadProgress;
 pub use readback::{DeviceChoice, Readback, RowOutput, StepOutput, Ticket};
 pub use rope::RopeTables;

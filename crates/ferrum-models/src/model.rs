@@ -41,13 +41,6 @@ pub fn read_model(source: ModelSource) -> Result<Model> {
     })
 }
 
-fn tensors_of(source: &ModelSource) -> &dyn TensorSource {
-    match source {
-        ModelSource::Gguf(gguf) => gguf,
-        ModelSource::Hf(folder) => &folder.tensors,
-    }
-}
-
 impl Model {
     /// Whether it has an output projection. A checkpoint of the layers alone, as models for embeddings are saved, may have
     /// none: its states mean something, and its logits do not.
@@ -74,7 +67,7 @@ impl Model {
 
     /// The tensors of the file.
     pub fn tensors(&self) -> &dyn TensorSource {
-        tensors_of(&self.source)
+        self.source.tensors()
     }
 
     /// Whether quantised weights are worth keeping: dequantised to f32, the weights would not stay in the

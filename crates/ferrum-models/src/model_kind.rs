@@ -66,7 +66,8 @@ impl ModelKind {
         )))
     }
 
-    fn name(self) -> &'static str {
+    /// What such a model is, in words.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Decoder => "a model that generates text",
             Self::DraftHead => "a draft head",
@@ -76,7 +77,8 @@ impl ModelKind {
         }
     }
 
-    fn command(self) -> &'static str {
+    /// What runs it, in words.
+    pub fn command(self) -> &'static str {
         match self {
             Self::Decoder => "ferrum run, ferrum embed and ferrum serve run it",
             Self::DraftHead => "ferrum serve takes it with --draft-model, beside its target",

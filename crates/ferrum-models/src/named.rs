@@ -93,17 +93,14 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         dtype: WeightDtype,
         progress: LoadProgress<'p>,
     ) -> Result<Self> {
-        let (tensors, total): (&dyn TensorSource, _) = match source {
-            ModelSource::Hf(folder) => (&folder.tensors, folder.tensors.total_bytes()),
-            ModelSource::Gguf(gguf) => (gguf, gguf.total_bytes()),
-        };
+        let tensors = source.tensors();
         Ok(Self {
             device,
             tensors,
             checkpoint: Checkpoint::new(source),
             dtype,
             done: 0,
-            total,
+            total: tensors.total_bytes(),
             progress,
             form: PhantomData,
         })

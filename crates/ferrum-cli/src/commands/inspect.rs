@@ -1,5 +1,7 @@
 //! `ferrum inspect`: what a file holds, and what a run takes.
 
+mod tasks;
+
 use crate::args::InspectArgs;
 use crate::failure::Outcome;
 use crate::load_model;
@@ -7,11 +9,11 @@ use crate::process;
 use crate::ui::{human_bytes, show, show_json};
 use ferrum_engine::{BackendKind, BackendOptions, KvDtype, PlacedStage, Placement};
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{ModelSource, QuantizationConfig};
+use ferrum_formats::{ModelSource, QuantizationConfig, TensorSource};
 use ferrum_kernels::{LinearAttentionRule, RopeStyle};
 use ferrum_models::{
-    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, MemoryPlan, Model, QkNormSpec,
-    RunnerConfig,
+    AttentionSpec, DecoderSpec, FeedForwardSpec, GqaSpec, LayerForm, MemoryPlan, Model, ModelKind,
+    QkNormSpec, RunnerConfig,
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -22,7 +24,16 @@ use std::fmt::Write;
 const FIRST_TOUCHED: u64 = 8 << 20;
 
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
-    let model = load_model::model(args.model.path(), &args.hub)?;
+    let model = match args.model.path() {
+        Some(path) => {
+            let source = load_model::source(path, &args.hub)?;
+            let Some(source) = tasks::inspect(source, args.json)? else {
+                return Ok(());
+            };
+            load_model::generator(source)?
+        }
+        None => load_model::model(None, &args.hub)?,
+    };
     // A model without a usable tokenizer still runs on token ids, so this is a remark, not an error.
     let tokenizer = load_model::tokenizer_of(&model);
     let context = load_model::context_length(&model, args.cache.context, 0);
@@ -54,7 +65,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
         return show_json(&json);
     }
     let mut text = describe_spec(&model);
-    text += &describe_tensors(&model);
+    text += &describe_tensors(model.tensors());
     match &tokenizer {
         Ok(tokenizer) => text += &describe_tokenizer(tokenizer),
         Err(failure) => _ = writeln!(text, "tokenizer     none: {failure}"),
@@ -191,8 +202,8 @@ fn has_template(model: &Model, tokenizer: Option<&Tokenizer>) -> Outcome<bool> {
     }
 }
 
-fn format_name(model: &Model) -> String {
-    match &model.source {
+fn format_name(source: &ModelSource) -> String {
+    match source {
         ModelSource::Gguf(gguf) => format!("GGUF v{}", gguf.version()),
         ModelSource::Hf(_) => "Hugging Face folder".into(),
     }
@@ -323,7 +334,11 @@ fn describe_spec(model: &Model) -> String {
     let spec = &model.spec;
     let mut text = String::new();
     let file = model.tensors().path_hint().display();
-    let _ = writeln!(text, "file          {file} ({})", format_name(model));
+    let _ = writeln!(
+        text,
+        "file          {file} ({})",
+        format_name(&model.source)
+    );
     let _ = writeln!(text, "architecture  {}", model.family.name);
     if let Some(scheme) = quantization(model) {
         let _ = writeln!(text, "quantisation  {scheme}");
@@ -361,9 +376,9 @@ fn describe_spec(model: &Model) -> String {
 }
 
 /// (tensors, bytes) of each dtype.
-fn dtypes(model: &Model) -> BTreeMap<String, (usize, u64)> {
+fn dtypes(tensors: &dyn TensorSource) -> BTreeMap<String, (usize, u64)> {
     let mut types = BTreeMap::new();
-    for info in model.tensors().infos() {
+    for info in tensors.infos() {
         let entry: &mut (usize, u64) = types.entry(info.dtype.name().to_owned()).or_default();
         entry.0 += 1;
         entry.1 += info.byte_len as u64;
@@ -384,13 +399,17 @@ fn parameters(model: &Model) -> u64 {
     if quantization(model).is_some() {
         return model.parameters();
     }
-    let infos = model.tensors().infos();
-    infos.map(|info| info.elements() as u64).sum()
+    numbers(model.tensors())
 }
 
-fn describe_tensors(model: &Model) -> String {
-    let total = model.tensors().infos().count();
-    let types = dtypes(model).into_iter();
+/// Numbers of all tensors.
+fn numbers(tensors: &dyn TensorSource) -> u64 {
+    tensors.infos().map(|info| info.elements() as u64).sum()
+}
+
+fn describe_tensors(tensors: &dyn TensorSource) -> String {
+    let total = tensors.infos().count();
+    let types = dtypes(tensors).into_iter();
     let types: Vec<_> = types
         .map(|(name, (n, bytes))| format!("{n} {name} ({})", human_bytes(bytes)))
         .collect();
@@ -433,15 +452,6 @@ fn as_json(
         .into_iter()
         .map(|(count, what)| json!({"count": count, "what": what}))
         .collect();
-    let tensors: Vec<_> = model
-        .tensors()
-        .infos()
-        .map(|t| {
-            json!({
-                "name": t.name, "shape": t.shape, "dtype": t.dtype.name(), "bytes": t.byte_len,
-            })
-        })
-        .collect();
     let mut ropes = spec.ropes.iter().map(|rope| {
         json!({
             "theta": rope.theta,
@@ -461,8 +471,9 @@ fn as_json(
     });
     Ok(json!({
         "file": model.tensors().path_hint().display().to_string(),
-        "format": format_name(model),
+        "format": format_name(&model.source),
         "architecture": model.family.name,
+        "kind": ModelKind::Decoder.name(),
         "quantization": quantization(model).map(QuantizationConfig::to_string),
         "parameters": parameters(model),
         "spec": {
@@ -491,6 +502,15 @@ fn as_json(
             "program_bytes": plan.program,
             "peak_bytes": plan.peak(),
         },
-        "tensors": tensors,
+        "tensors": tensors_json(model.tensors()),
     }))
+}
+
+fn tensors_json(tensors: &dyn TensorSource) -> Value {
+    let tensors = tensors.infos().map(|t| {
+        json!({
+            "name": t.name, "shape": t.shape, "dtype": t.dtype.name(), "bytes": t.byte_len,
+        })
+    });
+    tensors.collect()
 }

@@ -18,7 +18,7 @@ pub use ferrum_quant::Search;
 pub use recipe::{RECIPES, Recipe};
 
 use ferrum_formats::gguf::Writer;
-use ferrum_formats::{Imatrix, ModelSource, TensorSource};
+use ferrum_formats::{Imatrix, ModelSource};
 use ferrum_types::{Error, GgufQuantType, Result};
 use item::{From, Item};
 use pipeline::in_order;
@@ -245,7 +245,7 @@ impl<'m> Plan<'m> {
                 done += bytes.len() as u64;
                 kept += run.source_bytes();
                 if kept > KEPT {
-                    self.tensors_of_source().release();
+                    self.source.tensors().release();
                     kept = 0;
                 }
                 progress(done, total);
@@ -283,7 +283,7 @@ impl<'m> Plan<'m> {
                     (parts, order)
                 }
             };
-            let source = self.tensors_of_source();
+            let source = self.source.tensors();
             let views: Vec<_> = parts
                 .iter()
                 .map(|part| Ok((source.require(&part.name)?.bytes, part.first)))
@@ -316,15 +316,8 @@ impl<'m> Plan<'m> {
         }
     }
 
-    fn tensors_of_source(&self) -> &dyn TensorSource {
-        match self.source {
-            ModelSource::Gguf(gguf) => gguf,
-            ModelSource::Hf(folder) => &folder.tensors,
-        }
-    }
-
     fn error(&self, tensor: &str, reason: &str) -> Error {
-        let path = self.tensors_of_source().path_hint().display();
+        let path = self.source.tensors().path_hint().display();
         let tensor = tensor.escape_debug();
         Error::Model(format!("{path}: tensor \"{tensor}\" {reason}"))
     }
