@@ -32,6 +32,17 @@ pub(crate) struct InspectArgs {
     pub(crate) hub: HubArgs,
 }
 
+impl InspectArgs {
+    /// Whether a flag says how a run is to be planned.
+    pub(crate) fn asks_for_a_plan(&self) -> bool {
+        let cache = &self.cache;
+        self.layers.is_some()
+            || self.tensor_parallel > 1
+            || cache.context.is_some()
+            || cache.kv_dtype.is_some()
+    }
+}
+
 #[derive(Debug, Args)]
 #[group(id = "input", required = true, multiple = false, args = ["tokens", "prompt"])]
 pub(crate) struct LogitsArgs {

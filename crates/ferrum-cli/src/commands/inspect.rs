@@ -26,10 +26,13 @@ const FIRST_TOUCHED: u64 = 8 << 20;
 pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     let model = match args.model.path() {
         Some(path) => {
-            let source = load_model::source(path, &args.hub)?;
-            let Some(source) = tasks::inspect(source, args.json)? else {
-                return Ok(());
-            };
+            let mut source = load_model::source(path, &args.hub)?;
+            if !args.asks_for_a_plan() {
+                source = match tasks::inspect(source, args.json)? {
+                    Some(source) => source,
+                    None => return Ok(()),
+                };
+            }
             load_model::generator(source)?
         }
         None => load_model::model(None, &args.hub)?,
@@ -473,7 +476,7 @@ fn as_json(
         "file": model.tensors().path_hint().display().to_string(),
         "format": format_name(&model.source),
         "architecture": model.family.name,
-        "kind": ModelKind::Decoder.name(),
+        "kind": kind_name(ModelKind::Decoder),
         "quantization": quantization(model).map(QuantizationConfig::to_string),
         "parameters": parameters(model),
         "spec": {
@@ -504,6 +507,17 @@ fn as_json(
         },
         "tensors": tensors_json(model.tensors()),
     }))
+}
+
+/// What a model is, as a program reads it.
+fn kind_name(kind: ModelKind) -> &'static str {
+    match kind {
+        ModelKind::Decoder => "decoder",
+        ModelKind::DraftHead => "draft_head",
+        ModelKind::Encoder => "encoder",
+        ModelKind::Speech => "speech",
+        ModelKind::Clip => "clip",
+    }
 }
 
 fn tensors_json(tensors: &dyn TensorSource) -> Value {

@@ -1,7 +1,7 @@
 //! Models that compute whole tasks: text encoders, Whisper, CLIP and SigLIP. They have no KV cache that grows, so there is no
 //! plan of their memory.
 
-use super::{describe_tensors, format_name, numbers, tensors_json};
+use super::{describe_tensors, format_name, kind_name, numbers, tensors_json};
 use crate::failure::Outcome;
 use crate::ui::{show, show_json};
 use ferrum_formats::ModelSource;
@@ -45,7 +45,7 @@ pub(super) fn inspect(source: ModelSource, json: bool) -> Outcome<Option<ModelSo
             "file": file.to_string(),
             "format": format_name(&source),
             "architecture": description.architecture,
-            "kind": kind.name(),
+            "kind": kind_name(kind),
             "parameters": numbers(tensors),
             "spec": description.spec,
             "tensors": tensors_json(tensors),
@@ -123,7 +123,7 @@ fn encoder(model: &EncoderModel) -> Description {
     let windows = local.map(|local| local.layers.iter().filter(|is_local| **is_local).count());
     if let (Some(local), Some(windows)) = (local, windows) {
         let text = format!(
-            "{windows} layers see less than {} tokens away",
+            "{windows} layers see tokens less than {} away",
             local.window
         );
         lines.push(("windows", text));
@@ -162,7 +162,7 @@ fn speech(spec: &WhisperSpec) -> Description {
             ("context", spec.tokens.to_string()),
             (
                 "window",
-                format!("{} states of {} mel filters", spec.positions, spec.mels),
+                format!("{} states of {} mel bins", spec.positions, spec.mels),
             ),
             ("encoder", pre_norm(&spec.encoder)),
             ("decoder", pre_norm(&spec.decoder)),
@@ -170,7 +170,7 @@ fn speech(spec: &WhisperSpec) -> Description {
         spec: json!({
             "vocab_size": spec.vocab_size,
             "context_length": spec.tokens,
-            "mel_filters": spec.mels,
+            "mel_bins": spec.mels,
             "window_states": spec.positions,
             "encoder": pre_norm_json(&spec.encoder),
             "decoder": pre_norm_json(&spec.decoder),
