@@ -5,7 +5,6 @@ mod command;
 
 use command::{fails, ferrum, ferrum_with_input, fixture, json, ok, root, stderr, stdout};
 use serde_json::Value;
-use std::io::Write;
 use std::path::Path;
 
 /// The first of the ids that `tokenize` printed.
