@@ -4,6 +4,7 @@
 //! with them, or the file could not be read at all); the config decides what the integers mean. Shapes
 //! and indices are checked against both here, so that errors name file and tensor.
 
+use crate::stored::to_f32;
 use ferrum_formats::hf::{
     AwqConfig, CompressedTensorsConfig, Fp8Config, GptqConfig, QuantizationConfig,
 };
@@ -221,7 +222,23 @@ impl<'a> Layer<'a, '_> {
             )));
         }
         let ty = block_type(&view).ok_or_else(|| self.wrong_type(&view, "a float type"))?;
-        Ok(QuantWeights::Gguf(GgufRows::new(view.bytes, ty, rows)))
+        let factor = match ty {
+            GgufQuantType::NVFP4 => self.factor()?,
+            _ => 1.0,
+        };
+        let rows = GgufRows::new(view.bytes, ty, rows);
+        Ok(QuantWeights::Gguf(GgufRows { factor, ..rows }))
+    }
+
+    /// What the numbers of NVFP4 are multiplied with. (Another number, `input_scale`, is for those who round activations.)
+    fn factor(&self) -> Result<f32> {
+        match self.get("scale") {
+            None => Ok(1.0),
+            Some(view) => match nvfp4_factors(self.tensors, &view, 1)?[..] {
+                [factor] => Ok(factor),
+                _ => Ok(1.0),
+            },
+        }
     }
 
     fn gptq(&self, config: &GptqConfig) -> Result<QuantWeights<'a>> {
@@ -397,6 +414,26 @@ impl<'a> Layer<'a, '_> {
             scale_dtype,
         }))
     }
+}
+
+/// The factors of so many matrices of NVFP4, which are finite.
+///
+/// # Errors
+/// [`Error::Model`] for another count, another type, or a factor that is no finite number.
+pub(crate) fn nvfp4_factors(
+    tensors: &dyn TensorSource,
+    view: &TensorView<'_>,
+    count: usize,
+) -> Result<Vec<f32>> {
+    let factors = to_f32(tensors, view)?;
+    if factors.len() != count || factors.iter().any(|factor| !factor.is_finite()) {
+        let (path, found) = (tensors.path_hint().display(), factors.len());
+        return Err(Error::Model(format!(
+            "{path}: tensor \"{}\" has {found} numbers, expected {count} finite factors of NVFP4",
+            view.name
+        )));
+    }
+    Ok(factors)
 }
 
 /// The block type of a tensor of numbers, floats among them.

@@ -1,6 +1,6 @@
 //! The tensors of the inventory as a model's file holds them.
 
-use crate::checkpoint::{Checkpoint, block_type};
+use crate::checkpoint::{Checkpoint, block_type, nvfp4_factors};
 use crate::expert_relayout::ReorderedExperts;
 use crate::experts::ExpertSource;
 use crate::inventory::{
@@ -198,11 +198,18 @@ impl Model {
             }
             TensorLocation::Whole(name) => {
                 let whole = require(self.tensors(), &name, &[experts, n, k])?;
-                Ok(ExpertSource::Stack(GgufRows::new(
-                    whole.bytes,
-                    float_type(self.tensors(), &whole)?,
-                    experts * n,
-                )))
+                let ty = float_type(self.tensors(), &whole)?;
+                let Some(factors) = self.expert_factors(&name, ty, experts)? else {
+                    let stack = GgufRows::new(whole.bytes, ty, experts * n);
+                    return Ok(ExpertSource::Stack(stack));
+                };
+                let each = whole.bytes.len() / experts;
+                let all = factors.into_iter().enumerate().map(|(expert, factor)| {
+                    let bytes = &whole.bytes[expert * each..][..each];
+                    let rows = GgufRows::new(bytes, ty, n);
+                    QuantWeights::Gguf(GgufRows { factor, ..rows })
+                });
+                Ok(ExpertSource::Each(all.collect()))
             }
             TensorLocation::Reordered { name, layout } => {
                 let stack = self.gathered(&name, layout, shape)?;
@@ -218,13 +225,36 @@ impl Model {
                 // Checked with the tensor's shape: all matrices, and all rows, are equally long.
                 let each = whole.bytes.len() / experts;
                 let row = each / height;
+                let factors = self.expert_factors(&name, ty, experts)?;
                 let all = (0..experts).map(|expert| {
                     let bytes = &whole.bytes[expert * each + first * row..][..n * row];
-                    QuantWeights::Gguf(GgufRows::new(bytes, ty, n))
+                    let factor = factors.as_ref().map_or(1.0, |factors| factors[expert]);
+                    let rows = GgufRows::new(bytes, ty, n);
+                    QuantWeights::Gguf(GgufRows { factor, ..rows })
                 });
                 Ok(ExpertSource::Each(all.collect()))
             }
         }
+    }
+
+    /// What the matrices of the stack `name` are multiplied with, where it is of NVFP4 and the file says so; not what the
+    /// model multiplies outputs of experts with by itself.
+    fn expert_factors(
+        &self,
+        name: &str,
+        ty: GgufQuantType,
+        experts: usize,
+    ) -> Result<Option<Vec<f32>>> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let name = format!("{module}.scale");
+        let of_model = self.names.stem(TensorRole::ExpertScale);
+        if ty != GgufQuantType::NVFP4 || of_model.is_some_and(|scale| name.ends_with(scale)) {
+            return Ok(None);
+        }
+        let Some(view) = self.tensors().get(&name) else {
+            return Ok(None);
+        };
+        nvfp4_factors(self.tensors(), &view, experts).map(Some)
     }
 
     /// A stack that its file has in another order: as blocks of MXFP4, as a stack of floats, or as one matrix of all.

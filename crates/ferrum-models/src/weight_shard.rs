@@ -276,6 +276,7 @@ fn cut_blocks<'a>(part: &GgufRows<'a>, cols: usize, at: &MatShard) -> Result<Sli
         ty: part.ty,
         rows: at.rows.len(),
         row_stride: (inside.len() != stride).then_some(stride),
+        factor: part.factor,
     })))
 }
 

@@ -35,6 +35,8 @@ pub struct GgufRows<'a> {
     pub rows: usize,
     /// Bytes from the start of a row to that of the next, as [`WeightPart::row_stride`].
     pub row_stride: Option<usize>,
+    /// What all numbers are multiplied with: files with NVFP4 have a number beside a tensor. 1 for formats that devices compute on.
+    pub factor: f32,
 }
 
 impl<'a> GgufRows<'a> {
@@ -45,6 +47,7 @@ impl<'a> GgufRows<'a> {
             ty,
             rows,
             row_stride: None,
+            factor: 1.0,
         }
     }
 
@@ -206,11 +209,14 @@ impl GgufRows<'_> {
         let mut values = vec![0.0; elements(op, &[self.rows, cols])?];
         if self.row_stride.is_none() {
             crate::dequantize(self.ty, self.bytes, &mut values).map_err(wrong(op))?;
-            return Ok(values);
+        } else {
+            for (row, values) in values.chunks_exact_mut(cols.max(1)).enumerate() {
+                let bytes = self.row(row, row_bytes);
+                crate::dequantize(self.ty, bytes, values).map_err(wrong(op))?;
+            }
         }
-        for (row, values) in values.chunks_exact_mut(cols.max(1)).enumerate() {
-            let bytes = self.row(row, row_bytes);
-            crate::dequantize(self.ty, bytes, values).map_err(wrong(op))?;
+        if self.factor != 1.0 {
+            values.iter_mut().for_each(|value| *value *= self.factor);
         }
         Ok(values)
     }

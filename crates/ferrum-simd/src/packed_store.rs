@@ -40,7 +40,7 @@ pub fn layout(level: Level) -> String {
     let flip = level.run_bytes(SignFlip);
     let bf16 = if level.has_bf16() { "-bf16" } else { "" };
     let tiles = if level.has_tiles() { "-amx" } else { "" };
-    let split = if level.splits_f32() { "-f32" } else { "" };
+    let split = if level.splits_f32() { "-split" } else { "" };
     format!("{LAYOUT}-{flip:02x}{bf16}{tiles}{split}")
 }
 
@@ -87,6 +87,9 @@ impl PackedKey {
         self.number(part.ty.id() as usize);
         self.rows(part.rows, part.row_stride);
         self.tensor(part.bytes);
+        if part.factor != 1.0 {
+            self.number(part.factor.to_bits() as usize);
+        }
     }
 
     /// Rows of a part, and how far they lie apart where they do not follow each other.

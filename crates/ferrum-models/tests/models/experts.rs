@@ -1,13 +1,15 @@
 //! Experts in the other forms that files have them in, what configs mean, and what plans count.
 
 use crate::support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
-use ferrum_formats::ModelSource;
+use ferrum_formats::gguf::Writer;
+use ferrum_formats::{Gguf, ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::{Backend, GroupScore, KvF32};
 use ferrum_models::{
     Dequantized, FeedForwardSpec, KvLayout, Model, Moe, MoeSpec, Native, Stage, WeightPolicy,
-    read_model,
+    load_weights, read_model,
 };
+use ferrum_types::{Dtype as SourceDtype, GgufQuantType};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -87,6 +89,119 @@ fn published_mxfp4_is_that_of_ggml() {
     let (kl, same) = compare(&whole.logits, &folder, 259);
     // Close, and not the same: then something was computed on integers.
     assert!(kl > 1e-9 && kl < 1e-2 && same >= 0.8, "{kl}, {same}");
+}
+
+/// The GGUF file `from`, some tensors of which are replaced by those of the same names that `with` gives.
+fn write_gguf(
+    from: &Path,
+    to: &Path,
+    with: &BTreeMap<String, (GgufQuantType, Vec<usize>, Vec<u8>)>,
+) {
+    let from = Gguf::open(from).unwrap();
+    let mut writer = Writer::new(to);
+    for (key, value) in from.metadata() {
+        writer.set(key, value).unwrap();
+    }
+    let kept = from.infos().filter(|info| !with.contains_key(&info.name));
+    let mut tensors: Vec<_> = kept
+        .map(|info| {
+            let view = from.get(&info.name).unwrap();
+            let ty = match view.dtype {
+                TensorDtype::Plain(SourceDtype::F32) => GgufQuantType::F32,
+                TensorDtype::Plain(SourceDtype::F16) => GgufQuantType::F16,
+                other => panic!("{}: {other:?}", info.name),
+            };
+            let tensor = (ty, view.shape.to_vec(), view.bytes.to_vec());
+            (info.name.clone(), tensor)
+        })
+        .collect();
+    tensors.extend(
+        with.iter()
+            .map(|(name, tensor)| (name.clone(), tensor.clone())),
+    );
+    for (name, (ty, shape, _)) in &tensors {
+        writer.declare(name, shape, *ty).unwrap();
+    }
+    let mut out = writer.start(std::fs::File::create(to).unwrap()).unwrap();
+    for (name, (.., bytes)) in &tensors {
+        out.push(name, bytes).unwrap();
+    }
+    out.finish().unwrap();
+}
+
+/// Files with NVFP4 have a factor beside each tensor, or one for each expert.
+#[test]
+fn factors_of_nvfp4_are_read() {
+    const BLOCK: usize = 64;
+    let from = fixtures().join("qwen2-moe-quantized/model.gguf");
+    let source = Gguf::open(&from).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (mut blocks, mut floats) = (BTreeMap::new(), BTreeMap::new());
+    for name in [
+        "blk.0.attn_q",
+        "blk.1.ffn_down",
+        "blk.0.ffn_gate_exps",
+        "blk.1.ffn_up_exps",
+    ] {
+        let weight = format!("{name}.weight");
+        let Some(view) = source.get(&weight) else {
+            continue;
+        };
+        let shape = view.shape.to_vec();
+        let count: usize = shape.iter().product();
+        assert!(
+            shape[shape.len() - 1].is_multiple_of(BLOCK),
+            "{name}: {shape:?}"
+        );
+        // Scales around 1 and all codes.
+        let byte = |i: usize| {
+            if i % 36 < 4 {
+                0x30 + (i % 11) as u8
+            } else {
+                (i * 37 % 251) as u8
+            }
+        };
+        let bytes: Vec<u8> = (0..count / BLOCK * 36).map(byte).collect();
+        let mut values = vec![0f32; count];
+        ferrum_quant::dequantize(GgufQuantType::NVFP4, &bytes, &mut values).unwrap();
+        let matrices = if shape.len() == 3 { shape[0] } else { 1 };
+        let factors: Vec<f32> = (0..matrices).map(|i| 0.01 + 0.003 * i as f32).collect();
+        for (values, factor) in values.chunks_exact_mut(count / matrices).zip(&factors) {
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
+        let to_bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        blocks.insert(weight.clone(), (GgufQuantType::NVFP4, shape.clone(), bytes));
+        let scale = (GgufQuantType::F32, vec![matrices], to_bytes(&factors));
+        blocks.insert(format!("{name}.scale"), scale);
+        floats.insert(weight, (GgufQuantType::F32, shape, to_bytes(&values)));
+    }
+    assert!(floats.len() >= 3, "{:?}", floats.keys());
+    let device = CpuBackend::open(0).unwrap();
+    let tokens = expected(&fixtures().join("qwen2-moe-quantized/expected.safetensors")).tokens;
+    let logits = |name: &str, with: &BTreeMap<_, _>| {
+        let path = dir.path().join(name);
+        write_gguf(&from, &path, with);
+        let model = open(&path);
+        let layout = KvLayout::Contiguous;
+        let mut runner = runner_in::<_, KvF32, Moe<Native>>(&device, &model, layout);
+        logits_in_chunks(&mut runner, &tokens, &[usize::MAX])
+    };
+    let read = logits("blocks.gguf", &blocks);
+    assert!(read == logits("floats.gguf", &floats));
+    // Another count of factors is refused, and a factor is not left out.
+    blocks.retain(|name, _| name != "blk.0.attn_q.scale");
+    assert!(read != logits("without.gguf", &blocks));
+    let scale = blocks.get_mut("blk.0.ffn_gate_exps.scale").unwrap();
+    (scale.1, scale.2) = (vec![1], 1f32.to_le_bytes().to_vec());
+    let path = dir.path().join("wrong.gguf");
+    write_gguf(&from, &path, &blocks);
+    let model = open(&path);
+    let loaded = load_weights::<_, Moe<Native>>(&device, &model, &mut |_, _| {});
+    let error = loaded.err().unwrap().to_string();
+    assert!(
+        error.contains("ffn_gate_exps.scale") && error.contains("has 1 numbers"),
+        "{error}"
+    );
 }
 
 /// What configs of DeepSeek and those who followed it say of the choice of experts.
