@@ -234,6 +234,7 @@ fn a_converted_folder_computes_what_the_folder_does() {
         "command-r-plus",
         "gpt2",
         "lfm2-adjusted",
+        "phi2-norms",
         "qwen35",
         "qwen35-moe",
         "qwen3-next-gguf",

@@ -4,9 +4,8 @@
 
 use super::common::{self, HfDefaults};
 use super::{Family, GgufForm, names};
-use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{DecoderSpec, LayerForm, NormKind, QkNormSpec};
-use ferrum_formats::{Gguf, HfConfig, TensorSource};
+use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::Result;
 
@@ -97,9 +96,7 @@ fn rotate_windows(spec: &mut DecoderSpec) {
 
 fn cohere_from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = read_gguf(&FAMILY, gguf)?;
-    let norm = TensorId::in_layer(0, TensorRole::QueryNorm);
-    let norm = FAMILY.gguf_names.name(norm);
-    if norm.is_some_and(|name| gguf.get(&name).is_some()) {
+    if common::gguf_has_query_norms(&FAMILY, gguf) {
         common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::LayerEach);
     }
     Ok(spec)

@@ -139,6 +139,13 @@ fn set_bidirectional(spec: &mut DecoderSpec) -> bool {
     can
 }
 
+/// Whether a file has norms of queries, of which its metadata says nothing.
+pub(super) fn gguf_has_query_norms(family: &Family, gguf: &Gguf) -> bool {
+    let norm = TensorId::in_layer(0, TensorRole::QueryNorm);
+    let norm = family.gguf_names.name(norm);
+    norm.is_some_and(|name| gguf.get(&name).is_some())
+}
+
 /// Reads the common metadata of a GGUF file. Biases are there if their tensors are.
 pub(super) fn from_gguf(family: &Family, gguf: &Gguf) -> Result<DecoderSpec> {
     let style = family

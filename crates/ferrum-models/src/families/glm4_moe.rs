@@ -5,9 +5,8 @@
 use super::common::{self, HfDefaults};
 use super::experts::{self, Grouped, HfExperts};
 use super::{Family, GgufForm, names};
-use crate::inventory::{TensorId, TensorRole};
 use crate::spec::{DecoderSpec, ExpertRouting, QkNormSpec};
-use ferrum_formats::{Gguf, HfConfig, TensorSource};
+use ferrum_formats::{Gguf, HfConfig};
 use ferrum_kernels::{ExpertScore, GroupScore, RopeStyle};
 use ferrum_types::Result;
 
@@ -77,9 +76,7 @@ fn from_hf(config: &HfConfig) -> Result<DecoderSpec> {
 
 fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
-    let norm = TensorId::in_layer(0, TensorRole::QueryNorm);
-    let norm = FAMILY.gguf_names.name(norm);
-    if norm.is_some_and(|name| gguf.get(&name).is_some()) {
+    if common::gguf_has_query_norms(&FAMILY, gguf) {
         common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::Heads);
     }
     experts::place_gguf(gguf, &mut spec, ROUTING)?;

@@ -53,6 +53,9 @@ fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
     let mut spec = common::from_gguf(&FAMILY, gguf)?;
     spec.norm = NormKind::Layer { bias: true };
     common::each_mlp(&mut spec, |mlp| mlp.activation = Activation::GeluTanh);
+    if common::gguf_has_query_norms(&FAMILY, gguf) {
+        common::each_gqa(&mut spec, |_, gqa| gqa.qk_norm = QkNormSpec::LayerHeads);
+    }
     parallel(&mut spec);
     Ok(spec)
 }
