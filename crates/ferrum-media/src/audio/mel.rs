@@ -73,16 +73,23 @@ impl LogMelExtractor {
 
     /// Logarithms of the energies behind each filter, `[frames, mels]`, from frame `first` on.
     fn frames(&self, samples: &[f32], first: usize, energies: &mut [f32]) {
-        let mut windowed = [0.0; WINDOW];
+        let (mut windowed, mut at_end) = ([0.0; WINDOW], [0.0; WINDOW]);
         let mut spectrum = self.fft.make_output_vec();
         let mut scratch = self.fft.make_scratch_vec();
         let mut power = [0.0; BINS];
         for (i, energies) in energies.chunks_exact_mut(self.filters.len()).enumerate() {
             // A frame stands around its beginning; beyond the ends the sound is mirrored.
             let begin = ((first + i) * HOP) as i64 - (WINDOW / 2) as i64;
-            for (i, (out, weight)) in windowed.iter_mut().zip(&self.window).enumerate() {
-                let sample = samples[mirrored(begin + i as i64, samples.len())];
-                *out = f64::from(sample) * weight;
+            let inside = usize::try_from(begin).ok();
+            let inside = inside.and_then(|begin| samples.get(begin..begin + WINDOW));
+            let frame = inside.unwrap_or_else(|| {
+                for (i, sample) in (begin..).zip(&mut at_end) {
+                    *sample = samples[mirrored(i, samples.len())];
+                }
+                &at_end
+            });
+            for (out, (sample, weight)) in windowed.iter_mut().zip(frame.iter().zip(&self.window)) {
+                *out = f64::from(*sample) * weight;
             }
             let done = self
                 .fft
