@@ -7,7 +7,9 @@ use crate::experts::{
     ExpertSource, ExpertStacks, ExpertSums, Experts, PerHeadLinear, StackedExperts, StackedHeads,
 };
 use crate::spec::MoeSpec;
-use crate::weights::{Dequantized, Native, Prepared, WeightForm, experts_are_floats, float_part};
+use crate::weights::{
+    Dequantized, MatrixUse, Native, Prepared, WeightForm, experts_are_floats, float_part,
+};
 use ferrum_kernels::{
     Act, BackendMoeFused, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend, QuantWeights,
     Residual, RowShape, WeightPart,
@@ -115,8 +117,13 @@ where
         <W as ExpertWeightForm<B>>::keeps_stack(source)
     }
 
-    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<W::Matrix> {
-        W::load(device, parts, cols)
+    fn load(
+        device: &B,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+        for_use: MatrixUse,
+    ) -> Result<W::Matrix> {
+        W::load(device, parts, cols, for_use)
     }
 
     fn split_sums(matrix: &mut W::Matrix, split: SumSplit) {

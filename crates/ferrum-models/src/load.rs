@@ -25,7 +25,7 @@ use crate::rank_index::RankIndex;
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights};
 use crate::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, MoeSpec, SharedExpertSpec};
 use crate::weight_shard::{ExpertSlices, MatShard, Slice};
-use crate::weights::{Prepared, WeightForm, no_experts};
+use crate::weights::{MatrixUse, Prepared, WeightForm, no_experts};
 use ferrum_kernels::{ExpertShape, LlmBackend, MatShape, QuantWeights};
 use ferrum_types::{Error, Result, SrcDtype, SumSplit};
 use std::marker::PhantomData;
@@ -513,7 +513,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             _ => SumSplit::WHOLE,
         };
         Ok(MatrixLinear::<B, W> {
-            weight: self.load(&weights, (cols, split))?,
+            weight: self.load(&weights, (cols, split), MatrixUse::Products)?,
             bias,
             shape: MatShape { rows, cols },
         })
@@ -555,7 +555,8 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
             )));
         }
         let inputs = (shape.cols, SumSplit::WHOLE);
-        Ok((self.load(&[(id, weights)], inputs)?, shape))
+        let table = self.load(&[(id, weights)], inputs, MatrixUse::LookUps)?;
+        Ok((table, shape))
     }
 
     /// A matrix with rows of so many numbers, over which sums are cut like this.
@@ -563,6 +564,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         &mut self,
         parts: &[(TensorId, QuantWeights<'_>)],
         (cols, split): (usize, SumSplit),
+        for_use: MatrixUse,
     ) -> Result<Arc<W::Matrix>> {
         let prepared = parts.iter().map(|(id, weights)| {
             let keep = !id.role.widens_floats() || weights.as_dense().is_none();
@@ -570,7 +572,7 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
         });
         let prepared = prepared.collect::<Result<Vec<_>>>()?;
         let weights: Vec<_> = prepared.iter().map(Prepared::weights).collect();
-        let mut matrix = W::load(self.device, &weights, cols)?;
+        let mut matrix = W::load(self.device, &weights, cols, for_use)?;
         W::split_sums(&mut matrix, split);
         self.model.tensors().release();
         let stored = |(_, part): &(_, QuantWeights<'_>)| part.stored_bytes() as u64;

@@ -5,10 +5,10 @@ use crate::linear::MatrixLinear;
 use crate::progress::LoadProgress;
 use crate::stored::{require, to_f32};
 use crate::weight_shard::{MatShard, Slice};
-use crate::weights::{Prepared, WeightForm};
+use crate::weights::{Dequantized, MatrixUse, Prepared, WeightForm};
 use ferrum_formats::{HfFolder, ModelSource, TensorSource};
-use ferrum_kernels::{LlmBackend, MatShape};
-use ferrum_types::{Error, Result, SrcDtype};
+use ferrum_kernels::{GgufRows, LlmBackend, MatShape, QuantWeights};
+use ferrum_types::{Error, GgufQuantType, Result};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -135,6 +135,26 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         cols: usize,
         bias: Bias,
     ) -> Result<MatrixLinear<B, W>> {
+        self.load_parts(from, cols, bias, MatrixUse::Products)
+    }
+
+    /// Loads the table `name`, whose rows are looked up, of shape `[rows, cols]`.
+    pub(crate) fn load_table(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+    ) -> Result<MatrixLinear<B, W>> {
+        let whole = [LinearPart::whole(name, rows)];
+        self.load_parts(&whole, cols, Bias::None, MatrixUse::LookUps)
+    }
+
+    fn load_parts(
+        &mut self,
+        from: &[LinearPart<'_>],
+        cols: usize,
+        bias: Bias,
+        for_use: MatrixUse,
+    ) -> Result<MatrixLinear<B, W>> {
         let slices = from.iter().map(|part| {
             let stored = part.stored_rows;
             let weights = self
@@ -154,7 +174,7 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
         });
         let kept = kept.collect::<Result<Vec<_>>>()?;
         let kept: Vec<_> = kept.iter().map(Prepared::weights).collect();
-        let weight = Arc::new(W::load(self.device, &kept, cols)?);
+        let weight = Arc::new(W::load(self.device, &kept, cols, for_use)?);
         self.tensors.release();
         self.advance(parts.iter().map(|part| part.stored_bytes() as u64).sum());
         let bias_name = |name: &str| format!("{name}.bias");
@@ -235,9 +255,15 @@ impl<'a, 'p, B: LlmBackend, W: WeightForm<B>> NamedLoader<'a, 'p, B, W> {
     }
 
     /// A matrix of numbers that were put in order here, in f32.
-    pub(crate) fn matrix(&self, values: &[f32], shape: MatShape) -> Result<B::Weight> {
+    pub(crate) fn matrix(
+        &self,
+        values: &[f32],
+        MatShape { rows, cols }: MatShape,
+        for_use: MatrixUse,
+    ) -> Result<B::Weight> {
         let raw: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.device.from_weight_bytes(&raw, SrcDtype::F32, shape)
+        let part = QuantWeights::Gguf(GgufRows::new(&raw, GgufQuantType::F32, rows));
+        Dequantized::load(self.device, &[part], cols, for_use)
     }
 
     fn advance(&mut self, bytes: u64) {

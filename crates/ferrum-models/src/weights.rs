@@ -16,6 +16,15 @@ use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype, SumSpli
 use half::{bf16, f16};
 use std::convert::Infallible;
 
+/// What a matrix is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixUse {
+    /// Products.
+    Products,
+    /// Look-ups of its rows, and perhaps products.
+    LookUps,
+}
+
 /// How matrices are loaded and used.
 pub trait WeightForm<B: Backend>: 'static {
     /// A matrix on the device.
@@ -36,7 +45,12 @@ pub trait WeightForm<B: Backend>: 'static {
     ///
     /// # Errors
     /// What the device says.
-    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<Self::Matrix>;
+    fn load(
+        device: &B,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+        for_use: MatrixUse,
+    ) -> Result<Self::Matrix>;
 
     /// As [`Backend::split_sums`].
     fn split_sums(matrix: &mut Self::Matrix, split: SumSplit);
@@ -205,12 +219,20 @@ impl<B: LlmBackend> WeightForm<B> for Dequantized {
         are_floats(weights)
     }
 
-    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<B::Weight> {
+    fn load(
+        device: &B,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+        for_use: MatrixUse,
+    ) -> Result<B::Weight> {
         let floats = parts.iter().map(|part| Prepared::floats::<B>(part, cols));
         let floats = floats.collect::<Result<Vec<_>>>()?;
         let parts = floats.iter().map(|part| float_part(&part.weights()));
         let parts = parts.collect::<Result<Vec<_>>>()?;
-        device.from_weight_parts(&parts, cols)
+        match for_use {
+            MatrixUse::Products => device.from_weight_parts(&parts, cols),
+            MatrixUse::LookUps => device.from_table_parts(&parts, cols),
+        }
     }
 
     fn split_sums(matrix: &mut B::Weight, split: SumSplit) {
@@ -250,7 +272,12 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
         }
     }
 
-    fn load(device: &B, parts: &[QuantWeights<'_>], cols: usize) -> Result<NativeMatrix<B>> {
+    fn load(
+        device: &B,
+        parts: &[QuantWeights<'_>],
+        cols: usize,
+        for_use: MatrixUse,
+    ) -> Result<NativeMatrix<B>> {
         let keeps = <Self as WeightForm<B>>::keeps;
         let prepared = parts
             .iter()
@@ -266,7 +293,7 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             .collect();
         match blocks {
             _ if parts.iter().all(are_floats) => {
-                Dequantized::load(device, &parts, cols).map(NativeMatrix::Dense)
+                Dequantized::load(device, &parts, cols, for_use).map(NativeMatrix::Dense)
             }
             Some(blocks) => device
                 .load_quant_fused(&blocks, cols)

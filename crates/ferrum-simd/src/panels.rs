@@ -14,6 +14,9 @@ use std::marker::PhantomData;
 /// Columns of a panel of `B`.
 pub const PANEL: usize = 2 * LANES;
 
+/// Inputs of a block of split numbers: those of an instruction on tiles.
+pub(crate) const SPLIT_INPUTS: usize = 32;
+
 /// Bytes of a vector.
 pub(crate) const VECTOR_BYTES: usize = 4 * LANES;
 /// Bytes that are read of each row at once.

@@ -128,7 +128,10 @@ pub(super) fn load_parts(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Re
 
 /// Parts of a type that is not packed: floats as they are, the others in f32.
 fn dequantize(exec: &Exec, parts: &[GgufRows<'_>], cols: usize) -> Result<CpuWeight> {
-    with_floats(parts, cols, |parts| CpuWeight::pack(exec, parts, cols))
+    // Rows of such a matrix may be looked up.
+    with_floats(parts, cols, |parts| {
+        CpuWeight::pack_table(exec, parts, cols)
+    })
 }
 
 /// [`dequantize`] into `count` matrices of equally many rows, each of equally many parts.

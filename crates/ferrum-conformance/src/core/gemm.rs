@@ -250,7 +250,9 @@ impl Lookup {
 }
 
 fn embedding_lookup<B: Backend>(io: &mut Io<'_, B>, data: &Lookup) -> Check {
-    let table = load(io, std::slice::from_ref(&data.table), data.dim)?;
+    let rows = data.table.values.len() / data.dim;
+    let part = WeightPart::new(data.table.bytes(), data.table.dtype, rows);
+    let table = io.device.from_table_parts(&[part], data.dim)?;
     let size = data.ids.len() * data.dim;
     let ids = io.indices("ids", &data.ids)?;
     let mut out = io.output_of::<B::Residual>("out", size)?;

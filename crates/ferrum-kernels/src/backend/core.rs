@@ -283,6 +283,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// [`Shape`](ferrum_types::Error::Shape) when bytes and sizes disagree.
     fn from_weight_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<Self::Weight>;
 
+    /// [`from_weight_parts`](Self::from_weight_parts) for a table whose rows are [looked up](Self::embedding_lookup), and which products
+    /// may read as well: a backend that rounds other matrices as its products take them keeps all bits of this one. The provided one is
+    /// that of all matrices.
+    fn from_table_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<Self::Weight> {
+        self.from_weight_parts(parts, cols)
+    }
+
     /// Cuts the sums over inputs that products with a matrix are, so that they have the bits that the ranks of a group get, who each
     /// sum a part. The provided one cuts nothing, which backends may do whose activations are rounded in another way on ranks,
     /// or that promise no equal bits for numbers of ranks.
@@ -333,7 +340,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         shape: GemmShape,
     ) -> Result<()>;
 
-    /// `out[i, :] = table[ids[i], :]` for `[tokens, dim]` rows; an id outside the table gives zeros.
+    /// `out[i, :] = table[ids[i], :]` for `[tokens, dim]` rows; an id outside the table gives zeros. Of a matrix that was not
+    /// [loaded as a table](Self::from_table_parts), numbers are what products take them for.
     fn embedding_lookup(
         ctx: &mut Self::Context,
         table: &Self::Weight,

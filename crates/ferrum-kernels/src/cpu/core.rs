@@ -277,6 +277,12 @@ impl Backend for CpuBackend {
         self.exec.restore_or("dense", key, pack)
     }
 
+    fn from_table_parts(&self, parts: &[WeightPart<'_>], cols: usize) -> Result<CpuWeight> {
+        let key = |key: &mut PackedKey| key.dense(parts, cols);
+        let pack = || CpuWeight::pack_table(&self.exec, parts, cols);
+        self.exec.restore_or("table", key, pack)
+    }
+
     fn split_sums(weight: &mut CpuWeight, split: SumSplit) {
         weight.split_sums(split);
     }

@@ -5,7 +5,7 @@ use crate::linear::{Embedding, Linear, MatrixLinear};
 use crate::named::{Bias, LayerNorm, NamedLoader};
 use crate::pre_norm::{PreNormLayer, PreNormMlp, PreNormNames, PreNormSpec};
 use crate::progress::LoadProgress;
-use crate::weights::{Dequantized, WeightForm};
+use crate::weights::{Dequantized, MatrixUse, WeightForm};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub fn load_clip<B: LlmBackend, W: WeightForm<B>>(
     let text_hidden = spec.text.stack.hidden;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
         let name = format!("text_model.embeddings.{name}");
-        loader.load_linear(&[name], [rows, text_hidden], Bias::None)
+        loader.load_table(&name, [rows, text_hidden])
     };
     let (head, bias) = match clip {
         true => ("text_projection", Bias::None),
@@ -116,6 +116,7 @@ pub(crate) fn map<B: LlmBackend, W: WeightForm<B>>(
     values: &[f32],
     bias: Option<&[f32]>,
     cols: usize,
+    for_use: MatrixUse,
 ) -> Result<MatrixLinear<B, Dequantized>> {
     let shape = MatShape {
         rows: values.len() / cols,
@@ -123,7 +124,7 @@ pub(crate) fn map<B: LlmBackend, W: WeightForm<B>>(
     };
     let device = loader.device();
     Ok(MatrixLinear {
-        weight: Arc::new(loader.matrix(values, shape)?),
+        weight: Arc::new(loader.matrix(values, shape, for_use)?),
         bias: bias.map(|bias| device.from_slice(bias)).transpose()?,
         shape,
     })
@@ -143,7 +144,13 @@ pub(crate) fn stem<B: LlmBackend, W: WeightForm<B>>(
         true => Some(loader.vector(&format!("{name}.bias"), &[stack.hidden])?),
         false => None,
     };
-    let stem = map(loader, &weight, bias.as_deref(), 3 * patch * patch)?;
+    let stem = map(
+        loader,
+        &weight,
+        bias.as_deref(),
+        3 * patch * patch,
+        MatrixUse::Products,
+    )?;
     Ok(Box::new(stem))
 }
 
@@ -153,14 +160,15 @@ fn image_positions<B: LlmBackend, W: WeightForm<B>>(
 ) -> Result<Box<dyn Embedding<B>>> {
     let hidden = spec.image.stack.hidden;
     let name = "vision_model.embeddings.position_embedding.weight";
-    let mut table = loader.vector(name, &[spec.image_tokens(), hidden])?;
+    let mut values = loader.vector(name, &[spec.image_tokens(), hidden])?;
     if spec.kind == ClipKind::Clip {
         let class = loader.vector("vision_model.embeddings.class_embedding", &[hidden])?;
-        for (place, class) in table.iter_mut().zip(class) {
+        for (place, class) in values.iter_mut().zip(class) {
             *place += class;
         }
     }
-    Ok(Box::new(map(loader, &table, None, hidden)?))
+    let table = map(loader, &values, None, hidden, MatrixUse::LookUps)?;
+    Ok(Box::new(table))
 }
 
 fn image_head<B: LlmBackend, W: WeightForm<B>>(
@@ -198,8 +206,8 @@ fn image_head<B: LlmBackend, W: WeightForm<B>>(
     let mlp = ["layernorm", "mlp.fc1", "mlp.fc2"].map(name);
     Ok(ImageHead::Probe(ProbeHead {
         query,
-        k: Box::new(map(loader, k, Some(k_bias), hidden)?),
-        v: Box::new(map(loader, v, Some(v_bias), hidden)?),
+        k: Box::new(map(loader, k, Some(k_bias), hidden, MatrixUse::Products)?),
+        v: Box::new(map(loader, v, Some(v_bias), hidden, MatrixUse::Products)?),
         out: Box::new(loader.load_linear(
             &[name("attention.out_proj")],
             [hidden, hidden],

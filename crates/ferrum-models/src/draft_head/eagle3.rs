@@ -246,11 +246,7 @@ impl Eagle3 {
         let same_width = target.spec.hidden_size == spec.hidden_size;
         if self.has("embed_tokens.weight") || !same_width {
             let shape = [self.vocab_size, spec.hidden_size];
-            return Ok(Arc::new(loader.load_linear(
-                &["embed_tokens"],
-                shape,
-                Bias::None,
-            )?));
+            return Ok(Arc::new(loader.load_table("embed_tokens", shape)?));
         }
         match shared {
             Some(table) => Ok(table),

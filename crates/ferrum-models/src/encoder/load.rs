@@ -36,10 +36,7 @@ impl<B: LlmBackend, W: WeightForm<B>> Loader<'_, '_, B, W> {
         let hidden = spec.hidden_size;
         let mut table = |name: &str, rows: usize| -> Result<Box<dyn Embedding<B>>> {
             let name = format!("{}{name}", names.prefix);
-            let map = self
-                .named
-                .load_linear(&[&name], [rows, hidden], Bias::None)?;
-            Ok(Box::new(map))
+            Ok(Box::new(self.named.load_table(&name, [rows, hidden])?))
         };
         let [words, positions, segments] = names.parts.tables;
         let words = table(words, spec.vocab_size)?;

@@ -6,7 +6,7 @@ use crate::linear::{Embedding, Linear};
 use crate::named::{LayerNorm, NamedLoader, WeightDtype};
 use crate::pre_norm::PreNormLayer;
 use crate::progress::LoadProgress;
-use crate::weights::WeightForm;
+use crate::weights::{MatrixUse, WeightForm};
 use ferrum_kernels::LlmBackend;
 use ferrum_types::Result;
 
@@ -37,20 +37,19 @@ pub fn load_vision<B: LlmBackend, W: WeightForm<B>>(
     let width = image.stack.hidden;
     let loader =
         &mut NamedLoader::<B, W>::new(device, &model.source, WeightDtype::Stored, progress)?;
-    let places = image.grid() * image.grid();
-    let table = format!("{tower}.embeddings.position_embedding.weight");
-    let table = loader.vector(&table, &[places, width])?;
+    let places = format!("{tower}.embeddings.position_embedding.weight");
+    let places = loader.vector(&places, &[image.grid() * image.grid(), width])?;
     let mut norm = loader.vector(&format!("{projector}.mm_soft_emb_norm.weight"), &[width])?;
     norm.iter_mut().for_each(|weight| *weight += 1.0);
     let projection = format!("{projector}.mm_input_projection_weight");
     let projection = transposed(&loader.vector(&projection, &[width, *hidden])?, *hidden);
     Ok(VisionWeights {
         stem: stem(loader, image, tower, true)?,
-        positions: Box::new(map(loader, &table, None, width)?),
+        positions: Box::new(map(loader, &places, None, width, MatrixUse::LookUps)?),
         layers: layers(loader, &image.stack, tower)?,
         norm: loader.norm(&format!("{tower}.post_layernorm"), width)?,
         projection_norm: device.from_slice(&norm)?,
-        projection: Box::new(map(loader, &projection, None, width)?),
+        projection: Box::new(map(loader, &projection, None, width, MatrixUse::Products)?),
     })
 }
 

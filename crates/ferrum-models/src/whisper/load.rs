@@ -6,7 +6,7 @@ use crate::linear::MatrixLinear;
 use crate::named::{Bias, NamedLoader};
 use crate::pre_norm::{PreNormLayer, PreNormNames};
 use crate::progress::LoadProgress;
-use crate::weights::WeightForm;
+use crate::weights::{MatrixUse, WeightForm};
 use ferrum_kernels::{LlmBackend, MatShape};
 use ferrum_types::Result;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn load_whisper<B: LlmBackend, W: WeightForm<B>>(
     let encoding = encoding.as_ref().unwrap_or(device);
     let mut loader = NamedLoader::<B, W>::new(encoding, &model.source, model.dtype, progress)?;
     let table = |loader: &mut NamedLoader<'_, '_, B, W>, name: &str, rows| {
-        loader.load_linear(&[name], [rows, hidden], Bias::None)
+        loader.load_table(name, [rows, hidden])
     };
     let conv1 = [hidden, spec.mels];
     let conv1 = conv(&mut loader, "model.encoder.conv1", conv1, false)?;
@@ -134,7 +134,7 @@ fn conv<B: LlmBackend, W: WeightForm<B>>(
     };
     let bias = loader.vector(&format!("{name}.bias"), &[out])?;
     Ok(Conv {
-        weight: loader.matrix(&values, shape)?,
+        weight: loader.matrix(&values, shape, MatrixUse::Products)?,
         bias: loader.device().from_slice(&bias)?,
         shape,
     })

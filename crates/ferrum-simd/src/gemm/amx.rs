@@ -2,22 +2,22 @@
 //!
 //! `tdpbf16ps` multiplies bf16 and sums in f32. A number of f32 is split in two of bf16, its rounding and the rounding of
 //! what that leaves, so that 2^-17 of it is lost at most, and a product is three: `high · low`, `high · high` and `low · high`,
-//! in this order for each block of 32 inputs. Rows are split when they are packed, weights when they are used: their
-//! panels stay f32. With weights of bf16, rows are rounded to that, and a product is one.
+//! in this order for each block of 32 inputs. Rows are split when they are packed, weights when they are loaded.
+//! With weights of bf16, rows are rounded to that, and a product is one.
 //!
 //! A row has the same bits whatever is beside it, as everywhere: a row alone, which would waste most of a tile, is multiplied by
 //! vectors with the same sums ([`row`]). They are not those of other levels: an instruction on tiles sums even and odd
 //! inputs of its block apart, takes subnormal numbers as zeros and gives such for subnormal sums.
 //!
-//! A split number must be finite: of an infinite one, `high · low` would be NaN. Weights with others are not loaded as such
-//! ([`pack::are_split`]), and rows with others get the products that they have at other levels.
+//! A split number must be finite: of an infinite one, `high · low` would be NaN. Weights with others are not loaded as such,
+//! and rows with others are multiplied as at other levels, with the sums of both halves of each weight.
 
 pub(crate) mod pack;
 mod row;
 mod tile;
 
 use super::columns::{AddColumns, Columns, PartSums, add_partials};
-use super::pack::{CpuWeight, Elements, F32};
+use super::pack::{CpuWeight, Elements, SplitF32};
 use super::tile::PANEL;
 use super::{GROUP, PARTIAL_ROWS, direct};
 use crate::exec::{Exec, Scratch};
@@ -25,20 +25,18 @@ use crate::isa::Level;
 use crate::memory::SharedMut;
 use crate::simd::amx::{self, Tiles};
 use std::ops::Range;
+use tile::{BF16_BLOCK, CHUNK_BLOCKS, TILE};
 pub(crate) use tile::{Block, INPUTS, Operands, SPLIT_BLOCK, row_block};
-use tile::{CHUNK_BLOCKS, TILE};
 
 use ferrum_types::{Result, SumSplit};
 
-/// Tiles of rows up to which a panel is split by the task that uses it.
-const FEW_TILES: usize = 4;
 /// Rows of a task: with the inputs of a chunk of blocks, 768 KiB of split rows, which the panels of a group read one
 /// after the other.
 const TASK_TILES: usize = 32;
+/// Bytes of panels that all tasks read before they go on to others, where each has few rows.
+const PANEL_BYTES: usize = 4 << 20;
 /// Fewest tiles of rows of a task.
 const LEAST_TILES: usize = 4;
-/// Bytes of split panels that are held at once.
-const SPLIT_BYTES: usize = 4 << 20;
 
 /// How a weight's inputs lie in blocks: each part of its sums begins with a block of its own.
 #[derive(Clone, Copy)]
@@ -157,7 +155,7 @@ pub(crate) fn some_panels(
     let configured = unsafe { Tiles::configure() };
     for part in 0..sums.parts() {
         let rows = (packed, 0..product.tiles());
-        let columns = (&mut Source::Own(&mut []), panels.clone());
+        let columns = (&mut [][..], panels.clone());
         product.part(&configured, rows, columns, part, out.behind(part * stride));
     }
 }
@@ -212,14 +210,14 @@ struct Product<'a, const SPLIT: bool> {
 struct Plan {
     tiles: usize,
     row_parts: usize,
-    panels: Range<usize>,
+    panels: usize,
     group: usize,
 }
 
 impl Plan {
-    /// Few rows and all of these panels to a task: what it reads of rows stays in the second-level cache while panels that were
-    /// split, which all tasks read, pass by. `None` where that makes too few tasks.
-    fn by_rows(threads: usize, tiles: usize, panels: Range<usize>) -> Option<Self> {
+    /// Few rows and `group` panels, which are many, to a task: what it reads of rows stays in the second-level cache while panels,
+    /// which all tasks read, pass by. `None` where that makes too few tasks.
+    fn by_rows(threads: usize, tiles: usize, panels: usize, group: usize) -> Option<Self> {
         // Few parts are as many for each thread, so that none waits for the last ones.
         let row_parts = match tiles / LEAST_TILES {
             few if few < 8 * threads => few / threads * threads,
@@ -228,16 +226,16 @@ impl Plan {
         (row_parts >= 2 * threads).then_some(Self {
             tiles,
             row_parts,
-            group: panels.len(),
+            group,
             panels,
         })
     }
 
-    fn new(threads: usize, tiles: usize, panels: Range<usize>) -> Self {
+    fn new(threads: usize, tiles: usize, panels: usize) -> Self {
         let wanted = if threads == 1 { 1 } else { 4 * threads };
         let mut row_parts = tiles.div_ceil(TASK_TILES);
-        let mut group = GROUP.min(panels.len().div_ceil(threads)).max(1);
-        let tasks = |row_parts: usize, group| row_parts * panels.len().div_ceil(group);
+        let mut group = GROUP.min(panels.div_ceil(threads)).max(1);
+        let tasks = |row_parts: usize, group| row_parts * panels.div_ceil(group);
         while tasks(row_parts, group) < wanted && tiles / (row_parts + 1) >= LEAST_TILES {
             row_parts += 1;
         }
@@ -253,7 +251,7 @@ impl Plan {
     }
 
     fn tasks(&self) -> usize {
-        self.row_parts * self.panels.len().div_ceil(self.group)
+        self.row_parts * self.panels.div_ceil(self.group)
     }
 
     /// Tiles of rows, and panels, of a task.
@@ -261,10 +259,10 @@ impl Plan {
         let (group, part) = (task / self.row_parts, task % self.row_parts);
         // Pairs of tiles stay together.
         let cut = |part: usize| (self.tiles * part / self.row_parts).next_multiple_of(2);
-        let first = self.panels.start + group * self.group;
+        let first = group * self.group;
         (
             cut(part).min(self.tiles)..cut(part + 1).min(self.tiles),
-            first..(first + self.group).min(self.panels.end),
+            first..(first + self.group).min(self.panels),
         )
     }
 }
@@ -272,8 +270,10 @@ impl Plan {
 impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
     /// Bytes of a block of a tile of rows.
     const ROW_BLOCK: usize = row_block(SPLIT);
-    /// Floats of a thread for panels of its own.
-    const OWN_FLOATS: usize = CHUNK_BLOCKS * SPLIT_BLOCK / 4;
+    /// Bytes of a block of a panel.
+    const COLUMN_BLOCK: usize = if SPLIT { SPLIT_BLOCK } else { BF16_BLOCK };
+    /// Floats of a chunk of a panel.
+    const CHUNK_FLOATS: usize = CHUNK_BLOCKS * Self::COLUMN_BLOCK / 4;
 
     fn new(exec: &'a Exec, x: &'a [f32], weight: &'a CpuWeight, out: Columns<'a>) -> Self {
         Self {
@@ -291,32 +291,22 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
     }
 
     fn run(&self, scratch: &mut Scratch) -> Result<()> {
-        let (tiles, panels) = (self.tiles(), self.weight.panels());
-        let (threads, blocks) = (self.exec.pool.threads(), self.blocks.count());
+        let (tiles, threads) = (self.tiles(), self.exec.pool.threads());
         let packed_len = tiles * self.blocks.tile_len::<SPLIT>();
-        let panel_bytes = blocks * SPLIT_BLOCK;
-        let shared = SPLIT && tiles > FEW_TILES;
-        let at_once = match shared {
-            true => (SPLIT_BYTES / panel_bytes).max(threads).min(panels),
-            false => panels,
-        };
-        let split_len = if shared { at_once * panel_bytes / 4 } else { 0 };
-        let own_len = if SPLIT && !shared {
-            Self::OWN_FLOATS
-        } else {
-            0
-        };
         let partial_len = self.partial_len();
         let exceptions_len = tiles * amx::TILE_ROWS;
+        let own_len = match self.has_shifted_part() {
+            true => Self::CHUNK_FLOATS,
+            false => 0,
+        };
         let lens = [
             packed_len,
-            split_len,
             threads * own_len,
             threads * 2 * partial_len,
             exceptions_len,
         ];
         let mut rest = scratch.floats(lens.iter().sum())?;
-        let [packed, split, own, partials, exceptions] = lens.map(|len| {
+        let [packed, own, partials, exceptions] = lens.map(|len| {
             let (some, others) = std::mem::take(&mut rest).split_at_mut(len);
             rest = others;
             some
@@ -324,33 +314,29 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         self.pack_rows(packed, exceptions);
         let packed = &*packed;
         let (own, partials) = (SharedMut::new(own), SharedMut::new(partials));
-        for first in (0..panels).step_by(at_once.max(1)) {
-            let some = first..(first + at_once).min(panels);
-            if shared {
-                self.split_panels(some.clone(), split);
-            }
-            let split = &*split;
-            // Buffers for the sums of a part have the columns of a group.
-            let by_rows = match shared && partial_len == 0 {
-                true => Plan::by_rows(threads, tiles, some.clone()),
-                false => None,
-            };
-            let plan = by_rows.unwrap_or_else(|| Plan::new(threads, tiles, some));
-            self.exec.pool.run(plan.tasks(), &|task, thread| {
-                let (tiles, panels) = plan.task(task);
-                // SAFETY: no two running tasks share a thread number.
-                let own = unsafe { own.part(thread * own_len, own_len) };
-                // SAFETY: as above, and both halves are apart.
-                let partials = [0, 1].map(|half| unsafe {
-                    SharedMut::new(partials.part((2 * thread + half) * partial_len, partial_len))
-                });
-                let columns = match shared {
-                    true => Source::Split(split, first),
-                    false => Source::Own(own),
-                };
-                self.task((packed, tiles), (columns, panels), partials);
-            });
+        let panels = self.weight.panels();
+        if panels == 0 {
+            return Ok(());
         }
+        // Buffers for the sums of a part have the columns of a group.
+        let by_rows = match SPLIT && partial_len == 0 {
+            true => {
+                let group = (PANEL_BYTES / self.weight.panel_bytes()).clamp(1, panels);
+                Plan::by_rows(threads, tiles, panels, group)
+            }
+            false => None,
+        };
+        let plan = by_rows.unwrap_or_else(|| Plan::new(threads, tiles, panels));
+        self.exec.pool.run(plan.tasks(), &|task, thread| {
+            let (tiles, panels) = plan.task(task);
+            // SAFETY: no two running tasks share a thread number.
+            let own = unsafe { own.part(thread * own_len, own_len) };
+            // SAFETY: as above, and both halves are apart.
+            let partials = [0, 1].map(|half| unsafe {
+                SharedMut::new(partials.part((2 * thread + half) * partial_len, partial_len))
+            });
+            self.task((packed, tiles), (own, panels), partials);
+        });
         if SPLIT {
             self.repeat(exceptions);
         }
@@ -391,55 +377,50 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         });
     }
 
-    fn split_panels(&self, panels: Range<usize>, out: &mut [f32]) {
-        let len = self.blocks.count() * SPLIT_BLOCK / 4;
-        let out = SharedMut::new(out);
-        let cost = self.weight.shape.cols * PANEL / 4;
-        self.exec.parallel_for(panels.len(), cost, |some, _| {
-            for i in some {
-                // SAFETY: each panel is split by one task.
-                let out = unsafe { out.part(i * len, len) };
-                let mut out = bytemuck::cast_slice_mut(out);
-                for part in 0..self.blocks.sums.parts() {
-                    let (inputs, _) = self.blocks.part(part);
-                    let size = inputs.len().div_ceil(INPUTS) * SPLIT_BLOCK;
-                    let (some, others) = out.split_at_mut(size);
-                    pack::panel(self.columns(panels.start + i), (inputs, 0), some);
-                    out = others;
-                }
-            }
-        });
-    }
-
     /// The bytes of a panel.
     fn panel(&self, panel: usize) -> &'a [u8] {
         let stride = self.weight.panel_bytes();
         &self.weight.bytes()[panel * stride..][..stride]
     }
 
-    /// A panel of f32, and elements of a step.
-    fn columns(&self, panel: usize) -> (&'a [f32], usize) {
-        (bytemuck::cast_slice(self.panel(panel)), PANEL)
+    /// Whether a part of the sums begins inside a block of split panels.
+    fn has_shifted_part(&self) -> bool {
+        let starts = |part| self.blocks.part(part).0.start;
+        SPLIT && (0..self.blocks.sums.parts()).any(|part| !starts(part).is_multiple_of(INPUTS))
+    }
+
+    /// Inputs `chunk` of panel `p`, in whole blocks where they are split: what follows in the last one is multiplied by zeros. A
+    /// part of sums that begins inside a block is laid to blocks of its own, in `own`.
+    fn columns<'c>(&self, p: usize, chunk: Range<usize>, own: &'c mut [f32]) -> &'c [u8]
+    where
+        'a: 'c,
+    {
+        if SPLIT && !chunk.start.is_multiple_of(INPUTS) {
+            let own = bytemuck::cast_slice_mut(own);
+            let own = &mut own[..chunk.len().div_ceil(INPUTS) * SPLIT_BLOCK];
+            pack::realigned(self.panel(p), chunk, own);
+            return own;
+        }
+        let place = |input: usize| input * (Self::COLUMN_BLOCK / INPUTS);
+        let end = match SPLIT {
+            true => chunk.end.next_multiple_of(INPUTS),
+            false => chunk.end,
+        };
+        &self.panel(p)[place(chunk.start)..place(end)]
     }
 
     /// Some tiles of rows times some panels, on this thread.
     fn task(
         &self,
         (packed, tiles): (&[f32], Range<usize>),
-        (mut source, panels): (Source<'_>, Range<usize>),
+        (own, panels): (&mut [f32], Range<usize>),
         partials: [SharedMut<'_, f32>; 2],
     ) {
         // SAFETY: weights are in tiles only where there are tiles, and nothing that is called here configures others.
         let configured = unsafe { Tiles::configure() };
         let sums = self.blocks.sums;
         if sums.parts() == 1 {
-            self.part(
-                &configured,
-                (packed, tiles),
-                (&mut source, panels),
-                0,
-                self.out,
-            );
+            self.part(&configured, (packed, tiles), (own, panels), 0, self.out);
             return;
         }
         let columns = panels.start * PANEL..(panels.end * PANEL).min(self.weight.shape.rows);
@@ -451,14 +432,9 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
             for part in 0..sums.parts() {
                 let to = PartSums::Tree(sums).place(part, self.out, [left, right]);
                 let some = !sums.part(part, self.blocks.steps).is_empty();
-                let columns_of_rows = (&mut source, panels.clone());
-                self.part(
-                    &configured,
-                    (packed, tiles.clone()),
-                    columns_of_rows,
-                    part,
-                    to,
-                );
+                let rows_of_part = (packed, tiles.clone());
+                let some_panels = (&mut *own, panels.clone());
+                self.part(&configured, rows_of_part, some_panels, part, to);
                 let add = |from, to| {
                     let (rows, columns) = (rows.clone(), columns.clone());
                     // SAFETY: partial sums are memory of this task, and apart; in the result, it has its panels and tiles for itself.
@@ -475,7 +451,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         &self,
         configured: &Tiles,
         (packed, tiles): (&[f32], Range<usize>),
-        (source, panels): (&mut Source<'_>, Range<usize>),
+        (own, panels): (&mut [f32], Range<usize>),
         part: usize,
         out: Columns<'_>,
     ) {
@@ -485,7 +461,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         let mut multiply = |chunk: Range<usize>, p: usize| {
             let block = first_block + (chunk.start - inputs.start) / INPUTS;
             let add = chunk.start > inputs.start;
-            let columns = source.columns::<SPLIT>(self, p, chunk.clone(), block);
+            let columns = self.columns(p, chunk.clone(), own);
             let cols = PANEL.min(self.weight.shape.rows - p * PANEL);
             for t in tiles.clone().step_by(2) {
                 let rows = t * amx::TILE_ROWS..((t + 2) * amx::TILE_ROWS).min(self.rows);
@@ -549,42 +525,7 @@ impl<'a, const SPLIT: bool> Product<'a, SPLIT> {
         for (row, x) in self.x.chunks_exact(cols).enumerate() {
             if exceptions[row] != 0.0 {
                 let out = self.out.behind(row * self.out.stride);
-                direct::<F32>(self.exec, x, self.weight, out, (1, 1));
-            }
-        }
-    }
-}
-
-/// Where a task has its columns from.
-enum Source<'a> {
-    /// Panels that were split before, and the number of the first.
-    Split(&'a [f32], usize),
-    /// Memory in which it splits a chunk itself; unused with weights of bf16.
-    Own(&'a mut [f32]),
-}
-
-impl Source<'_> {
-    /// Inputs `chunk` of panel `p`, which begin with block `block`.
-    fn columns<'a, const SPLIT: bool>(
-        &'a mut self,
-        product: &Product<'a, SPLIT>,
-        p: usize,
-        chunk: Range<usize>,
-        block: usize,
-    ) -> &'a [u8] {
-        if !SPLIT {
-            return &product.panel(p)[chunk.start * PANEL * 2..chunk.end * PANEL * 2];
-        }
-        let len = chunk.len().div_ceil(INPUTS) * SPLIT_BLOCK;
-        match self {
-            Source::Split(split, first) => {
-                let panel = (p - *first) * product.blocks.count() + block;
-                &bytemuck::cast_slice(split)[panel * SPLIT_BLOCK..][..len]
-            }
-            Source::Own(own) => {
-                let own = &mut bytemuck::cast_slice_mut(own)[..len];
-                pack::panel(product.columns(p), (chunk, 0), own);
-                own
+                direct::<SplitF32>(self.exec, x, self.weight, out, (1, 1));
             }
         }
     }

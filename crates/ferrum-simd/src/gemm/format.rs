@@ -2,6 +2,7 @@
 
 use super::lane::{Bf16PairLane, F32Lane, Lane};
 use super::tile::PANEL;
+use crate::panels::SPLIT_INPUTS;
 use crate::simd::{LANES, Simd};
 use std::marker::PhantomData;
 
@@ -30,6 +31,19 @@ pub(crate) struct F16;
 /// bf16 panels.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
+/// Where the high half of a number lies in a panel of split numbers, in elements of 16 bits; its low half lies [`SPLIT_LOW`] behind it.
+pub(crate) fn split_place(input: usize, feature: usize) -> usize {
+    let block = input / SPLIT_INPUTS * 2 * SPLIT_LOW;
+    let tile = feature / LANES * SPLIT_LOW / 2;
+    block + tile + input % SPLIT_INPUTS / 2 * PANEL + feature % LANES * 2 + input % 2
+}
+
+/// The high halves of a block, which come first: two tiles of sixteen features.
+pub(crate) const SPLIT_LOW: usize = SPLIT_INPUTS * PANEL;
+
+/// Panels in [blocks of split numbers](crate::gemm::Elements::F32Tiles), whose halves are added.
+#[derive(Clone, Copy)]
+pub(crate) struct SplitF32;
 
 impl<L: Lane> Format for Lanes<L> {
     type Lane = L;
@@ -64,5 +78,21 @@ impl Format for Bf16 {
     unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
         // SAFETY: a step is 16 pairs.
         unsafe { s.load_bf16_pairs(panel.cast::<u32>().add(k * LANES)) }
+    }
+}
+
+impl Format for SplitF32 {
+    type Lane = F32Lane;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(s: S, panel: *const u8, k: usize) -> [S::V; 2] {
+        let (block, pair, which) = (k / SPLIT_INPUTS, k % SPLIT_INPUTS / 2, k % 2);
+        // A block is four tiles of sixteen pairs of inputs for sixteen features each: high halves, then low ones.
+        let tile = |tile: usize| {
+            let pairs = (block * 4 + tile) * SPLIT_INPUTS / 2 + pair;
+            // SAFETY: a step has its pairs in each tile of its block, and a panel is whole blocks.
+            unsafe { s.load_bf16_pairs(panel.cast::<u32>().add(pairs * LANES))[which] }
+        };
+        [s.add(tile(0), tile(2)), s.add(tile(1), tile(3))]
     }
 }

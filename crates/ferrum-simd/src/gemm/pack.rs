@@ -8,20 +8,24 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::e4m3;
-pub(crate) use super::format::{Bf16, Bf16Pairs, F16, F32, Format};
+pub(crate) use super::format::{Bf16, Bf16Pairs, F16, F32, Format, SplitF32};
+use super::format::{SPLIT_LOW, split_place};
 use super::lane::Lane;
 use super::tile::{Columns, MAX_ROWS, PANEL};
 use crate::exec::Exec;
 use crate::isa::{Kernel, Level};
 use crate::memory::{CpuBuffer, SharedBytes, SharedMut};
 use crate::panels::{
-    LaneRows, PanelSource, Transposed, VECTOR_BYTES, put_low_halves, put_vector, transpose,
+    LaneRows, PanelSource, SPLIT_INPUTS, Transposed, VECTOR_BYTES, put_low_halves, put_vector,
+    transpose,
 };
 use crate::simd::{LANES, Simd};
 use ferrum_types::check::{check_weight_parts, elements};
 use ferrum_types::{Error, MatShape, Result, SrcDtype, SumSplit, WeightPart};
 use half::{bf16, f16};
 use std::marker::PhantomData;
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const OP: &str = "from_weight_parts";
 
@@ -48,7 +52,8 @@ pub enum Elements {
     Bf16Pairs,
     /// FP8 codes after the scales of their segment.
     E4m3,
-    /// f32 that products split for tiles of AMX. The bytes are those of [`F32`](Self::F32).
+    /// f32 for tiles of AMX, each split in two of bf16 that are almost as much, in blocks of 32 inputs. The last is filled up with
+    /// zeros.
     F32Tiles,
     /// bf16 for tiles of AMX. The bytes are those of [`Bf16Pairs`](Self::Bf16Pairs).
     Bf16Tiles,
@@ -63,7 +68,7 @@ macro_rules! with_format {
             Bf16: $crate::gemm::pack::Bf16,
             Bf16Pairs: $crate::gemm::pack::Bf16Pairs,
             E4m3: $crate::gemm::e4m3::E4m3,
-            F32Tiles: $crate::gemm::pack::F32,
+            F32Tiles: $crate::gemm::pack::SplitF32,
             Bf16Tiles: $crate::gemm::pack::Bf16Pairs,
         })
     };
@@ -98,39 +103,31 @@ impl Elements {
 
     /// Whether products take panels as they lie.
     pub(crate) fn are_lanes(self) -> bool {
-        matches!(self, Elements::F32 | Elements::Bf16Pairs) || self.are_tiles()
+        matches!(
+            self,
+            Elements::F32 | Elements::Bf16Pairs | Elements::Bf16Tiles
+        )
     }
 
     /// Whether products are made in tiles of AMX.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn are_tiles(self) -> bool {
         matches!(self, Elements::F32Tiles | Elements::Bf16Tiles)
     }
 
-    /// The same for products in tiles, where the level has these and `bytes` can be multiplied so.
-    fn in_tiles(self, level: Level, bytes: &[u8]) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if level.has_tiles() {
-            return match self {
-                // No bytes have no alignment.
-                Elements::F32
-                    if level.splits_f32()
-                        && (bytes.is_empty()
-                            || amx::pack::are_split(bytemuck::cast_slice(bytes))) =>
-                {
-                    Elements::F32Tiles
-                }
-                Elements::Bf16Pairs => Elements::Bf16Tiles,
-                other => other,
-            };
+    /// The same for products in tiles, where the level has these and takes panels as they lie.
+    fn in_tiles(self, level: Level) -> Self {
+        match self {
+            Elements::Bf16Pairs if level.has_tiles() => Elements::Bf16Tiles,
+            other => other,
         }
-        let _ = (level, bytes);
-        self
     }
 
     /// Bytes of a panel of `cols` inputs.
     pub(crate) fn panel_bytes(self, cols: usize) -> usize {
         match self {
-            Elements::F32 | Elements::F32Tiles => cols * PANEL * 4,
+            Elements::F32 => cols * PANEL * 4,
+            Elements::F32Tiles => cols.next_multiple_of(SPLIT_INPUTS) * PANEL * 4,
             Elements::F16 | Elements::Bf16 | Elements::Bf16Pairs | Elements::Bf16Tiles => {
                 cols * PANEL * 2
             }
@@ -177,16 +174,46 @@ impl CpuWeight {
         self.shape
     }
 
-    /// Packs the rows of `parts`. Parts of different types become f32, which holds all exactly.
+    /// Packs the rows of `parts` for products. Parts of different types become f32, which holds all exactly.
     ///
     /// # Errors
     /// Of parts that are not whole; [`OutOfMemory`](Error::OutOfMemory).
     pub fn pack(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if exec.level.splits_f32()
+            && let Some(split) = Self::split(exec, parts, cols)?
+        {
+            return Ok(split);
+        }
+        Self::pack_table(exec, parts, cols)
+    }
+
+    /// [`pack`](Self::pack) for a table whose rows are looked up: f32 is not split, so that it keeps all bits. Products may read it as well.
+    ///
+    /// # Errors
+    /// Those of [`pack`](Self::pack).
+    pub fn pack_table(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Self> {
         let packed = Self::stack(exec, parts, cols, 1)?.pop();
-        let mut packed =
-            packed.ok_or_else(|| Error::invalid("from_weight_parts", "there is no matrix"))?;
-        packed.elements = packed.elements.in_tiles(exec.level, packed.bytes());
+        let mut packed = packed.ok_or_else(|| Error::invalid(OP, "there is no matrix"))?;
+        packed.elements = packed.elements.in_tiles(exec.level);
         Ok(packed)
+    }
+
+    /// [`pack`](Self::pack) for products in tiles of split numbers, of f32 that can all be split.
+    #[cfg(target_arch = "x86_64")]
+    fn split(exec: &Exec, parts: &[WeightPart<'_>], cols: usize) -> Result<Option<Self>> {
+        let floats = Packing::new(exec, parts, cols, 1)?;
+        if floats.to != Elements::F32 {
+            return Ok(None);
+        }
+        let packing = SplitPacking {
+            floats,
+            exception: AtomicBool::new(false),
+        };
+        let data = packing.packed(OP, exec)?;
+        let rows = packing.floats.rows;
+        let split = || Self::of_panels(MatShape { rows, cols }, Elements::F32Tiles, data);
+        Ok((!packing.exception.into_inner()).then(split))
     }
 
     /// Matrices of a [`stack`](Self::stack) of experts: those of bf16 for products in tiles, where the level has these.
@@ -199,7 +226,7 @@ impl CpuWeight {
         let mut matrices = Self::stack(exec, parts, cols, count)?;
         for matrix in &mut matrices {
             if matrix.elements == Elements::Bf16Pairs && cols > 0 {
-                matrix.elements = matrix.elements.in_tiles(exec.level, &[]);
+                matrix.elements = matrix.elements.in_tiles(exec.level);
             }
         }
         Ok(matrices)
@@ -266,7 +293,7 @@ impl CpuWeight {
         self.data.as_slice()
     }
 
-    /// Row `row` as f32.
+    /// Row `row` as f32; of split numbers, the sums of their halves.
     ///
     /// # Panics
     /// When there is no such row.
@@ -275,7 +302,7 @@ impl CpuWeight {
         let panel = &self.data.as_slice()[row / PANEL * size..][..size];
         let j = row % PANEL;
         let (dtype, slot) = match self.elements {
-            Elements::F32 | Elements::F32Tiles => (SrcDtype::F32, j),
+            Elements::F32 => (SrcDtype::F32, j),
             Elements::F16 => (SrcDtype::F16, j),
             Elements::Bf16 => (SrcDtype::BF16, bf16_slot(j)),
             Elements::Bf16Pairs | Elements::Bf16Tiles => {
@@ -285,12 +312,22 @@ impl CpuWeight {
                 }
                 return;
             }
+            Elements::F32Tiles => return read_split_row(panel, j, &mut out[..self.shape.cols]),
             Elements::E4m3 => return e4m3::read_row(panel, j, &mut out[..self.shape.cols]),
         };
         let size = dtype.size();
         for (out, step) in out.iter_mut().zip(panel.chunks_exact(PANEL * size)) {
             *out = decode(dtype, &step[slot * size..][..size]);
         }
+    }
+}
+
+/// Feature `j` of a panel of split numbers.
+fn read_split_row(panel: &[u8], j: usize, out: &mut [f32]) {
+    let half = |place: usize| decode(SrcDtype::BF16, &panel[2 * place..2 * place + 2]);
+    for (k, out) in out.iter_mut().enumerate() {
+        let high = split_place(k, j);
+        *out = half(high) + half(high + SPLIT_LOW);
     }
 }
 
@@ -396,6 +433,42 @@ impl PanelSource for Packing<'_> {
             for (step, x) in steps.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
                 step[4 * j..4 * j + 4].copy_from_slice(&decode(dtype, x).to_le_bytes());
             }
+        }
+    }
+}
+
+/// Rows of floats that are packed in blocks of split numbers.
+#[cfg(target_arch = "x86_64")]
+struct SplitPacking<'a> {
+    floats: Packing<'a>,
+    /// Whether a number was found that cannot be split: then panels are not to be used.
+    exception: AtomicBool,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl PanelSource for SplitPacking<'_> {
+    fn count(&self) -> usize {
+        self.floats.count()
+    }
+
+    fn bytes(&self) -> usize {
+        Elements::F32Tiles.panel_bytes(self.floats.cols)
+    }
+
+    fn elements_per_panel(&self) -> usize {
+        self.floats.elements_per_panel()
+    }
+
+    fn pack(&self, level: Level, number: usize, panel: &mut [u8]) {
+        if self.exception.load(Ordering::Relaxed) {
+            return;
+        }
+        let cols = self.floats.cols;
+        let mut floats = vec![0f32; cols * PANEL];
+        self.floats
+            .pack(level, number, bytemuck::cast_slice_mut(&mut floats));
+        if amx::pack::panel((&floats, PANEL), (0..cols, 0), panel) != 0 {
+            self.exception.store(true, Ordering::Relaxed);
         }
     }
 }

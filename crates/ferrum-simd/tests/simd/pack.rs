@@ -7,7 +7,8 @@ use ferrum_quant::unpack::{SUB, UnpackedBlock, code_values, unpack_block};
 use ferrum_quant::weights::GgufRows;
 use ferrum_quant::{awq, gptq};
 use ferrum_simd::fp8;
-use ferrum_simd::gemm::{CpuWeight, PANEL};
+use ferrum_simd::gemm::{CpuWeight, Elements, PANEL};
+use ferrum_simd::isa::{Isa, Level};
 use ferrum_simd::quant::affine::GroupQuantWeight;
 use ferrum_simd::quant::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use ferrum_simd::quant::pack::{FormatVisitor, PackedMatrix, SignFlip, panel_bytes};
@@ -277,14 +278,54 @@ fn panels_hold_floats_of_every_type() {
             let other = WeightPart::new(&zeros, SrcDtype::F32, 1);
             for run in &all {
                 let what = format!("{dtype:?} [{rows}, {cols}], {run}");
-                let weight = CpuWeight::pack(&run.exec, &[part], cols).unwrap();
+                let weight = CpuWeight::pack_table(&run.exec, &[part], cols).unwrap();
                 rows_of(&weight, &number, &what);
-                let weight = CpuWeight::pack(&run.exec, &[part, other], cols).unwrap();
+                let weight = CpuWeight::pack_table(&run.exec, &[part, other], cols).unwrap();
                 let or_zero = |row, k| if row < rows { number(row, k) } else { 0.0 };
                 rows_of(&weight, &or_zero, &what);
             }
         }
     }
+}
+
+/// Of numbers that are split, the halves keep all but 2^-17.
+#[test]
+fn split_panels_hold_halves() {
+    let Ok(level) = Level::new(Isa::AmxF32) else {
+        println!("skipped: this machine has no {}", Isa::AmxF32);
+        return;
+    };
+    let run = Run::new(level, 2);
+    let mut random = Random::new(7);
+    for (rows, cols) in [(1, 1), (33, 31), (40, 32), (64, 33), (17, 514)] {
+        let w: Vec<f32> = (0..rows * cols).map(|_| random.unit()).collect();
+        let bytes: Vec<u8> = w.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let part = WeightPart::new(&bytes, SrcDtype::F32, rows);
+        let weight = CpuWeight::pack(&run.exec, &[part], cols).unwrap();
+        assert_eq!(weight.elements(), Elements::F32Tiles);
+        let table = CpuWeight::pack_table(&run.exec, &[part], cols).unwrap();
+        assert_eq!(table.elements(), Elements::F32);
+        let mut found = vec![f32::NAN; cols];
+        for (row, w) in w.chunks_exact(cols).enumerate() {
+            weight.read_row(row, &mut found);
+            for (found, w) in found.iter().zip(w) {
+                let limit = w.abs() / f32::from(1u16 << 15) / 4.0;
+                assert!((found - w).abs() <= limit, "[{rows}, {cols}], row {row}");
+            }
+        }
+        // An infinite number makes all of the matrix one of f32, which keeps its bits.
+        let infinite = f32::INFINITY.to_le_bytes();
+        let bytes = [&bytes[..bytes.len() - 4], &infinite].concat();
+        let part = WeightPart::new(&bytes, SrcDtype::F32, rows);
+        let weight = CpuWeight::pack(&run.exec, &[part], cols).unwrap();
+        assert_eq!(weight.elements(), Elements::F32);
+        weight.read_row(rows - 1, &mut found);
+        assert_eq!(found[cols - 1], f32::INFINITY);
+    }
+    let bytes = vec![0u8; 64 * 32 * 2];
+    let part = WeightPart::new(&bytes, SrcDtype::BF16, 64);
+    let table = CpuWeight::pack_table(&run.exec, &[part], 32).unwrap();
+    assert_eq!(table.elements(), Elements::Bf16Tiles);
 }
 
 #[test]

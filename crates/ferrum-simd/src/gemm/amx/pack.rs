@@ -2,6 +2,7 @@
 //!
 //! The conversions round to nearest even and take subnormal numbers as zeros.
 
+use super::super::format::{SPLIT_LOW, split_place};
 use super::super::tile::PANEL;
 use super::tile::{INPUTS, SPLIT_BLOCK, row_block};
 use crate::simd::LANES;
@@ -124,6 +125,22 @@ pub(crate) fn panel(
     // SAFETY: there are tiles only where there is AVX-512 with dot products of bf16; the slice begins with the first input
     // and ends with the last one, and `out` has a block for each 32 of them.
     unsafe { split_panel((columns.as_ptr(), stride), (inputs.len(), place), out) }
+}
+
+/// Inputs of a split panel, from any one on, as blocks that begin with the first of them. Those behind the last become zeros.
+pub(super) fn realigned(panel: &[u8], inputs: Range<usize>, out: &mut [u8]) {
+    let (panel, out): (&[u16], &mut [u16]) =
+        (bytemuck::cast_slice(panel), bytemuck::cast_slice_mut(out));
+    out.fill(0);
+    for input in inputs.clone() {
+        for feature in 0..PANEL {
+            let from = split_place(input, feature);
+            let to = split_place(input - inputs.start, feature);
+            for half in [0, SPLIT_LOW] {
+                out[to + half] = panel[from + half];
+            }
+        }
+    }
 }
 
 /// # Safety

@@ -2,11 +2,12 @@
 
 use super::super::tile::PANEL;
 use super::row::row_products;
+use crate::panels::SPLIT_INPUTS;
 use crate::simd::amx::{ROW_BYTES, TILE_ROWS, Tiles};
 use core::arch::asm;
 
 /// Inputs of a block: those of an instruction.
-pub(crate) const INPUTS: usize = 32;
+pub(crate) const INPUTS: usize = SPLIT_INPUTS;
 /// Bytes of a tile.
 pub(super) const TILE: usize = TILE_ROWS * ROW_BYTES;
 /// Bytes of a block of a split panel: the high halves of both its tiles, then the low ones.
