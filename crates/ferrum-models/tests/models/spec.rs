@@ -248,6 +248,16 @@ fn a_text_model_inside_of_another_is_the_same() {
             "Llama4ForConditionalGeneration",
             "language_model.model.",
         ),
+        (
+            "qwen35",
+            "Qwen3_5ForConditionalGeneration",
+            "model.language_model.",
+        ),
+        (
+            "qwen35-moe",
+            "Qwen3_5MoeForConditionalGeneration",
+            "model.language_model.",
+        ),
     ];
     for (fixture, class, prefix) in cases {
         let from = fixtures().join(fixture);
@@ -262,6 +272,7 @@ fn a_text_model_inside_of_another_is_the_same() {
         let nested = file.iter().map(|(name, view)| {
             let name = match name.strip_prefix("model.") {
                 Some(rest) => format!("{prefix}{rest}"),
+                None if prefix.starts_with("model.") => name.to_owned(),
                 None => format!("language_model.{name}"),
             };
             (name, view)
