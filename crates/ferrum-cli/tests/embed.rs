@@ -45,6 +45,7 @@ fn vectors_of_texts_are_those_of_transformers() {
         "bert",
         "bert-labels",
         "xlm-roberta-reranker",
+        "roberta",
         "distilbert",
         "nomic-bert-published",
         "gte-published",

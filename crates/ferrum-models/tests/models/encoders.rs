@@ -15,10 +15,11 @@ use ferrum_types::{Error, TokenId};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "bert",
     "bert-labels",
     "xlm-roberta-reranker",
+    "roberta",
     "distilbert",
     "nomic-bert",
     "nomic-bert-published",
