@@ -234,10 +234,7 @@ impl<'a> Layer<'a, '_> {
     fn factor(&self) -> Result<f32> {
         match self.get("scale") {
             None => Ok(1.0),
-            Some(view) => match nvfp4_factors(self.tensors, &view, 1)?[..] {
-                [factor] => Ok(factor),
-                _ => Ok(1.0),
-            },
+            Some(view) => Ok(nvfp4_factors(self.tensors, &view, 1)?[0]),
         }
     }
 
@@ -429,7 +426,7 @@ pub(crate) fn nvfp4_factors(
     if factors.len() != count || factors.iter().any(|factor| !factor.is_finite()) {
         let (path, found) = (tensors.path_hint().display(), factors.len());
         return Err(Error::Model(format!(
-            "{path}: tensor \"{}\" has {found} numbers, expected {count} finite factors of NVFP4",
+            "{path}: tensor \"{}\" has {found} numbers, expected {count} finite scales of NVFP4",
             view.name
         )));
     }

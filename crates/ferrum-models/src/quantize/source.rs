@@ -13,7 +13,7 @@ use crate::inventory::{
 use crate::rope::frequencies;
 use crate::spec::{AttentionSpec, DecoderSpec, FeedForwardSpec, RopeScaling, RopeSpec};
 use crate::stored::{require, to_f32};
-use ferrum_formats::{Gguf, ModelSource, TensorSource};
+use ferrum_formats::{Gguf, ModelSource, TensorDtype, TensorSource};
 use ferrum_kernels::{ExpertShape, RopeStyle};
 use ferrum_types::{Error, GgufQuantType, Result};
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ const OUTPUT: TensorId = TensorId {
 /// The tensors of the source, those of layers in their order.
 pub(super) fn items(source: &ModelSource) -> Result<Vec<Item>> {
     match source {
-        ModelSource::Gguf(gguf) => Ok(gguf_items(gguf)),
+        ModelSource::Gguf(gguf) => gguf_items(gguf),
         ModelSource::Hf(folder) => {
             let model = HfModel::read(source, folder)?;
             let mut items = hf_items(&model)?;
@@ -79,11 +79,24 @@ pub(super) fn model_properties(source: &ModelSource, items: &[Item]) -> Result<M
     Ok(properties)
 }
 
-fn gguf_items(gguf: &Gguf) -> Vec<Item> {
-    let infos = gguf.infos();
-    infos
-        .map(|info| Item::of_tensor(info.name.clone(), info, 0))
-        .collect()
+fn gguf_items(gguf: &Gguf) -> Result<Vec<Item>> {
+    let scaled = |name: &str| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        gguf.get(&format!("{module}.scale")).is_some()
+    };
+    let items = gguf.infos().map(|info| {
+        let name = info.name.clone();
+        if info.dtype == TensorDtype::Quant(GgufQuantType::NVFP4) && scaled(&name) {
+            // The scale would stand beside weights of a type that is read without one.
+            return Err(Error::Model(format!(
+                "{}: tensor \"{name}\" is NVFP4 with a scale of its own, expected other types\n\
+                 hint: quantize the model that this file was made of",
+                gguf.path().display()
+            )));
+        }
+        Ok(Item::of_tensor(name, info, 0))
+    });
+    items.collect()
 }
 
 fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
