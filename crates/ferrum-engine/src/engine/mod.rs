@@ -241,9 +241,8 @@ impl From<Box<dyn StepRunner>> for Runners {
 impl DraftRunner {
     /// Checks it against the model that it drafts for.
     fn check(self, model: &dyn StepRunner) -> ferrum_types::Result<Drafter> {
-        let states = |runner: &dyn StepRunner| runner.state_slots().is_some();
-        if states(model) || states(&*self.runner) {
-            let reason = "a model with recurrent states, which do not go back, cannot have drafts or make them";
+        if self.runner.state_slots().is_some() {
+            let reason = "a model with recurrent states, which do not go back, cannot make drafts";
             return Err(ferrum_types::Error::invalid("engine", reason));
         }
         let fail = |reason| Err(ferrum_types::Error::invalid("engine", reason));

@@ -90,9 +90,8 @@ impl StepLoop<'_> {
         let time = ended - flight.started.instant.max(self.last_ended);
         self.last_ended = ended;
         // Steps with prompt tokens do not count for the speedup of drafts.
-        let decodes = |scheduled: &ScheduledSequence| scheduled.len == scheduled.draft + 1;
         if let (Some(draft), Some(drafted)) = (&mut self.draft, flight.drafted)
-            && plan.sequences().iter().all(decodes)
+            && plan.sequences().iter().all(ScheduledSequence::is_decode)
         {
             let tokens = (self.generated - before) as usize;
             let sequences = plan.sequences().len();

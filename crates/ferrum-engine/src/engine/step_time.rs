@@ -26,9 +26,9 @@ pub(super) struct StepTimeModel {
     prompt_token: Option<f64>,
 }
 
-/// Number of prompt tokens in a step; a decode may have a draft.
+/// Number of prompt tokens in a step.
 pub(super) fn prompt_tokens(sequences: &[ScheduledSequence]) -> usize {
-    let prompts = sequences.iter().filter(|seq| seq.len != seq.draft + 1);
+    let prompts = sequences.iter().filter(|seq| !seq.is_decode());
     prompts.map(|seq| seq.len).sum()
 }
 

@@ -41,7 +41,10 @@ impl<S: BuildHasher> BlockPool<S> {
         let Some(states) = &self.states else {
             return Ok(());
         };
-        let working: Vec<_> = tables.iter().filter_map(|table| table.state).collect();
+        let working = tables
+            .iter()
+            .flat_map(|table| [table.state, table.saved_state]);
+        let working: Vec<_> = working.flatten().collect();
         let whole = self.groups.iter().position(|group| group.window.is_none());
         let has_block = |node| {
             let known = self.cache.node(node).is_some();

@@ -196,6 +196,31 @@ impl<S: BuildHasher> BlockPool<S> {
         table.state.is_some()
     }
 
+    /// Gives a table a slot in which its state is saved before a step with a draft. Returns whether it can go back to
+    /// that state, or need not, as it has none.
+    pub(crate) fn save_state(&mut self, table: &mut BlockTable) -> bool {
+        let Some(states) = &mut self.states else {
+            return true;
+        };
+        table.saved_state = states.take_working();
+        self.record_states();
+        table.saved_state.is_some()
+    }
+
+    /// Releases the saved state of a table whose draft is decided, or after a wrong draft the state that saw it. Returns
+    /// whether the table went back to its saved state.
+    pub(crate) fn settle_state(&mut self, table: &mut BlockTable, wrong: bool) -> bool {
+        let (Some(states), Some(saved)) = (&mut self.states, table.saved_state.take()) else {
+            return false;
+        };
+        let unused = match wrong {
+            true => table.state.replace(saved),
+            false => Some(saved),
+        };
+        unused.into_iter().for_each(|slot| states.release(slot));
+        wrong
+    }
+
     /// Takes a slot to which a state checkpoint will be copied.
     pub(crate) fn begin_checkpoint(&mut self) -> Option<StateSlot> {
         let slot = self.states.as_mut()?.take_filling();
@@ -549,8 +574,12 @@ impl<S: BuildHasher> BlockPool<S> {
         }
         table.registered = 0;
         table.sealed = false;
-        if let (Some(states), Some(slot)) = (&mut self.states, table.state.take()) {
-            states.release(slot);
+        if let Some(states) = &mut self.states {
+            let slots = [table.state.take(), table.saved_state.take()];
+            slots
+                .into_iter()
+                .flatten()
+                .for_each(|slot| states.release(slot));
         }
     }
 

@@ -1,9 +1,11 @@
 //! Slots of recurrent states: those of running sequences, and state checkpoints.
 //!
-//! A recurrent state is that of all tokens up to some position and cannot be rolled back. So a prefix can be reused only up
-//! to a state checkpoint: a copy of the state at the end of a block, in a slot of its own. It belongs to the node of that
-//! block and is dropped when the block leaves the prefix cache, or when its slot is needed and it is the least recently
-//! used one.
+//! A recurrent state is that of all tokens up to some position. So a prefix can be reused only up to a state checkpoint: a
+//! copy of the state at the end of a block, in a slot of its own. It belongs to the node of that block and is dropped when
+//! the block leaves the prefix cache, or when its slot is needed and it is the least recently used one.
+//!
+//! For the same reason a step with a draft begins with a copy of the sequence's state, in a slot that the sequence has for
+//! this step: if the draft is wrong, that is its state again.
 
 use super::lru::LruList;
 use super::prefix::NodeId;
@@ -15,7 +17,7 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotUse {
     Free,
-    /// It is the state of a running sequence.
+    /// It is the state of a running sequence, or that from before its draft.
     Working,
     /// A step in flight copies a state to it.
     Filling,

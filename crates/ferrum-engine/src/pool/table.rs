@@ -19,6 +19,8 @@ pub struct BlockTable {
     pub(super) sealed: bool,
     /// The slot of its recurrent state, in a pool with states.
     pub(super) state: Option<StateSlot>,
+    /// The slot of a copy of it from before a step with a draft, until it is known how much of the draft is accepted.
+    pub(super) saved_state: Option<StateSlot>,
 }
 
 /// The blocks of a sequence in one group.
@@ -60,6 +62,11 @@ impl BlockTable {
     /// The slot of its recurrent state.
     pub fn state(&self) -> Option<StateSlot> {
         self.state
+    }
+
+    /// The slot in which its state is saved before a step with a draft.
+    pub(crate) fn saved_state(&self) -> Option<StateSlot> {
+        self.saved_state
     }
 
     /// Number of groups in which it may have blocks.

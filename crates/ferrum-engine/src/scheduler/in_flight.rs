@@ -8,7 +8,7 @@ use super::images::keys;
 use super::states::PendingCheckpoint;
 use super::{Scheduler, StepPlan};
 use crate::pool::BlockTable;
-use ferrum_models::{SeqStep, StepBatch};
+use ferrum_models::{SeqStep, StateInit, StepBatch};
 use ferrum_types::{Result, SeqId};
 
 impl Scheduler {
@@ -77,7 +77,14 @@ impl Scheduler {
             }
             if let Some(slot) = seq.table.state() {
                 batch.add_state(slot);
+                if let Some(saved) = seq.table.saved_state() {
+                    let from = Some(slot);
+                    batch.state_inits.push(StateInit { slot: saved, from });
+                    seq.saved_at = scheduled.start;
+                }
+                // Behind a draft the state is not that after its known tokens.
                 let due = policy.is_some_and(|policy| policy.applies(end, seq));
+                let due = due && scheduled.draft == 0;
                 if let Some(to) = due.then(|| self.pool.begin_checkpoint()).flatten() {
                     batch.state_keeps.push((slot, to));
                     pending.push(PendingCheckpoint {
@@ -119,15 +126,20 @@ impl Scheduler {
             if let Some(from) = &mut seq.logits_from {
                 *from = (*from).max(end);
             }
+            // After a wrong draft a sequence with a state computes this step's tokens again, so no other may have their blocks.
+            let settled = match seq.table.saved_state() {
+                Some(_) => scheduled.start,
+                None => end,
+            };
             let mut replaced = BlockTable::default();
             // Keys of a whole prompt are of use to no other.
             if !seq.whole {
-                let computed = &keys(&seq.images, &seq.tokens)[..end];
+                let computed = &keys(&seq.images, &seq.tokens)[..settled];
                 self.pool
                     .register(&mut seq.table, &seq.salt, computed, &mut replaced);
             }
             // A step in flight starts after this one, so it does not read them either.
-            self.pool.release_before_window(&mut seq.table, end);
+            self.pool.release_before_window(&mut seq.table, settled);
             let last_step = seq.last_step;
             self.free(last_step, replaced);
         }

@@ -18,14 +18,15 @@
 //!   the blocks before the window when the step is committed: later tokens do not read them.
 //! - **Recurrent states.** If the model has them, a sequence has a slot for its state beside its blocks, and a step ends
 //!   where a state checkpoint is taken (`states.rs`): at an interval, and at the last end of a block before the end of a
-//!   prompt. A cached prefix is used up to its last checkpoint, which is copied before the next step that begins. As a
-//!   state cannot be rolled back, such sequences have no drafts.
+//!   prompt. A cached prefix is used up to its last checkpoint, which is copied before the next step that begins.
 //! - **Whole prompts.** With bidirectional attention, a step has all of a prompt, or nothing of it
 //!   ([`SchedulerConfig::whole_prompts`]), and nothing of it is taken from the prefix cache.
 //! - **Images.** A step has all that is left of an image, or nothing of it (`images.rs`). An image that would not fit
 //!   otherwise may use the tokens that [`Scheduler::limit_prompts`] withholds from prompts.
 //! - **Drafts.** A decode may have drafts of the tokens after it ([`Scheduler::propose`]). They are
-//!   computed in the same step with the remaining budget; accepted drafts save steps.
+//!   computed in the same step with the remaining budget; accepted drafts save steps. A recurrent state is copied before
+//!   such a step. After a wrong draft the sequence goes back to the copy, and the tokens that the step computed rightly are
+//!   computed again, in the next step and beside the token that follows them.
 //! - **One step ahead.** Between `begin` and `commit` the next step can be planned
 //!   ([`Scheduler::schedule_ahead`]), with tokens that only the device knows yet. The step in flight still writes to a
 //!   sequence that ends meanwhile, so its blocks are held until that step is committed.
@@ -309,8 +310,7 @@ impl Scheduler {
     /// appended token is the proposed one, another token is pending and the sequence's next row of
     /// logits gives it. Nothing is planned ahead of a step with drafts.
     pub fn propose(&mut self, id: SeqId, draft: &[TokenId]) {
-        let has_states = self.pool.has_states();
-        if let Some(seq) = self.seqs.get_mut(&id).filter(|_| !has_states) {
+        if let Some(seq) = self.seqs.get_mut(&id) {
             seq.draft.clear();
             seq.draft.extend_from_slice(draft);
         }
@@ -330,8 +330,13 @@ impl Scheduler {
                 seq.draft.remove(0);
                 seq.computed += 1;
             } else {
+                let wrong = !seq.draft.is_empty();
                 seq.draft.clear();
                 seq.pending_tokens = seq.pending_tokens.saturating_sub(1);
+                if self.pool.settle_state(&mut seq.table, wrong) {
+                    seq.computed = seq.saved_at;
+                    seq.replay_end = seq.tokens.len();
+                }
             }
             seq.tokens.len() < capacity
         })

@@ -22,6 +22,8 @@ pub struct ScheduledSequence {
     pub len: usize,
     /// How many of them, at the end, are a draft: see [`Scheduler::propose`].
     pub draft: usize,
+    /// Whether they were computed before, all but the last or all: after a wrong draft a recurrent state goes back.
+    pub replay: bool,
     /// Which of them give logits.
     pub logits: LogitRows,
     /// Whether they give hidden states instead of logits. A step has room for any number of them.
@@ -32,6 +34,11 @@ pub struct ScheduledSequence {
 }
 
 impl ScheduledSequence {
+    /// Whether the sequence generates in this step, as in the one before it.
+    pub fn is_decode(&self) -> bool {
+        self.len == self.draft + 1 || self.replay
+    }
+
     /// Number of rows of logits.
     pub fn rows(&self) -> usize {
         if self.hidden { 0 } else { self.outputs() }
@@ -279,7 +286,7 @@ impl Scheduler {
         if let Some(seq) = self.seqs.get_mut(&id) {
             debug_assert_eq!(seq.pending_tokens, 0, "a step in flight uses these blocks");
             self.pool.release(&mut seq.table);
-            seq.computed = 0;
+            (seq.computed, seq.replay_end) = (0, 0);
             seq.draft.clear();
             seq.state = State::Waiting;
             let index = seq.batch_index;
@@ -303,11 +310,26 @@ impl Scheduler {
                     start: seq.computed,
                     len: 1,
                     draft: 0,
+                    replay: false,
                     logits: LogitRows::Last,
                     hidden: seq.hidden,
                     gives_token: !seq.hidden,
                 });
             }
+        }
+        // What is computed again after wrong drafts comes second, so that each sequence has its token in the step.
+        for scheduled in &mut plan.sequences {
+            let Some(seq) = self
+                .seqs
+                .get(&scheduled.seq)
+                .filter(|seq| seq.uncomputed() > 1)
+            else {
+                continue;
+            };
+            let replayed = chunk(scheduled.seq, seq, 1 + left.tokens, 1);
+            left.tokens -= replayed.len - 1;
+            left.rows += 1 - replayed.rows();
+            *scheduled = replayed;
         }
     }
 
@@ -375,7 +397,7 @@ impl Scheduler {
 
     /// Extends decodes by their drafts, as far as the budget and free blocks allow.
     fn plan_drafts(&mut self, plan: &mut StepPlan, left: &mut Budget) {
-        let capacity = self.capacity();
+        let (capacity, policy) = (self.capacity(), self.checkpoint_policy());
         for scheduled in &mut plan.sequences {
             // Running sequences may need a block soon and take precedence over drafts.
             let spare = self.pool.available() > self.running.len();
@@ -387,9 +409,13 @@ impl Scheduler {
             }
             let held = seq.table.len() * self.pool.block_size();
             let room = if spare { capacity } else { held };
-            let most = left.tokens.min(left.rows);
+            let checkpoint = policy.map_or(usize::MAX, |policy| policy.max_draft(seq.tokens.len()));
+            let most = left.tokens.min(left.rows).min(checkpoint);
             let draft = seq.draft.len().min(most).min(room - seq.tokens.len());
-            if draft == 0 || !self.pool.grow(&mut seq.table, seq.tokens.len() + draft) {
+            if draft == 0
+                || !self.pool.grow(&mut seq.table, seq.tokens.len() + draft)
+                || !self.pool.save_state(&mut seq.table)
+            {
                 continue;
             }
             left.tokens -= draft;
@@ -432,6 +458,7 @@ fn chunk(id: SeqId, seq: &Sequence, tokens: usize, rows: usize) -> ScheduledSequ
         start,
         len,
         draft: 0,
+        replay: start < seq.replay_end,
         logits,
         hidden: seq.hidden,
         gives_token: len == seq.uncomputed() && !seq.hidden,

@@ -69,6 +69,10 @@ pub struct Sequence {
     pub(super) draft: Vec<TokenId>,
     /// Tokens whose keys and values are in `table`, or will be when the steps that began have ended.
     pub(super) computed: usize,
+    /// Number of tokens before its saved state.
+    pub(super) saved_at: usize,
+    /// Tokens up to here are computed again, or for the first time with those, as its state went back.
+    pub(super) replay_end: usize,
     /// Tokens that steps in flight give and that are not known yet.
     pub(super) pending_tokens: usize,
     /// Row of logits from which the last of them is sampled.
@@ -105,6 +109,8 @@ impl Sequence {
             tokens: new.prompt,
             draft: Vec::new(),
             computed: 0,
+            saved_at: 0,
+            replay_end: 0,
             pending_tokens: 0,
             sampled_row: 0,
             last_step: 0,
@@ -155,14 +161,15 @@ impl Sequence {
     }
 
     /// Whether its next step computes a token behind its prompt, or the last one of that. A prompt of one token is such a
-    /// step, too, unless prompts are whole: those go by rank, so that a long one gets its step.
+    /// step, too, unless prompts are whole: those go by rank, so that a long one gets its step. So is one that computes tokens
+    /// again after a wrong draft.
     pub(super) fn is_decode(&self) -> bool {
-        self.uncomputed() == 1 && !self.whole
+        (self.uncomputed() == 1 || self.computed < self.replay_end) && !self.whole
     }
 
     /// Whether its next step is one of its prompt.
     pub(super) fn is_prefill(&self) -> bool {
-        self.uncomputed() > usize::from(!self.whole)
+        self.uncomputed() > 0 && !self.is_decode()
     }
 
     /// Adds blocks until it has room for `tokens` tokens, in groups with a window only for the next one to be computed.

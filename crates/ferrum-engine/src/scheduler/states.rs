@@ -36,6 +36,15 @@ impl CheckpointPolicy {
         (last > start).then(|| next.min(last))
     }
 
+    /// Most tokens of a draft behind the first `end` tokens, so that a step ends where the next checkpoint is due.
+    pub(super) fn max_draft(self, end: usize) -> usize {
+        match (end % self.interval.max(1), self.interval) {
+            (_, 0) => usize::MAX,
+            (0, _) => 0,
+            (after, interval) => interval - after - 1,
+        }
+    }
+
     /// Whether a checkpoint is taken after the first `end` tokens.
     pub(super) fn applies(self, end: usize, seq: &Sequence) -> bool {
         let at_interval = self.interval > 0 && end.is_multiple_of(self.interval);

@@ -189,8 +189,10 @@ impl Sim {
             self.end(id);
         }
         self.now += Duration::from_millis(1);
-        let begun = match self.flight {
+        let begun = match &self.flight {
             None => Some(self.plan()),
+            // How many tokens a draft gives is not known ahead.
+            Some(flight) if flight.plan.sequences().iter().any(|s| s.draft > 0) => None,
             Some(_) => self.plan_ahead(),
         };
         let ended = match self.ahead {

@@ -4,10 +4,10 @@
 use crate::adapters::check_adapters;
 use crate::captured::fixture;
 use crate::invariance::{assert_same, session_on};
-use crate::states::{answers, check_states, requests};
+use crate::states::{answers, check_states, requests, take_logprobs};
 use crate::{Answered, collect, greedy, sampled};
 use ferrum_cuda_emulator::graph_replays;
-use ferrum_engine::sampler::{Logprobs, SamplingParams, TokenLogprob};
+use ferrum_engine::sampler::SamplingParams;
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, Request};
 use ferrum_models::{KvLayout, RunnerConfig};
 use ferrum_types::TokenId;
@@ -71,29 +71,6 @@ fn mixed(count: usize) -> Vec<Request> {
 fn apart(engine: &Engine, requests: &[Request]) -> Vec<Answered> {
     let ask = |request: &Request| collect(engine.handle().submit(request.clone()).unwrap());
     requests.iter().map(ask).collect()
-}
-
-/// Log-probabilities of drafts are computed by the host, whose order of sums is another than the device's. Where all of a
-/// choice are near those that are expected, and of the same tokens, they become those.
-fn take_logprobs(found: &mut [Answered], expected: &[Answered]) {
-    let near = |a: &TokenLogprob, b: &TokenLogprob| {
-        a.token == b.token && (a.logprob - b.logprob).abs() < 1e-5
-    };
-    let alike = |(a, b): (&Logprobs, &Logprobs)| {
-        let tops = a.top.iter().zip(&b.top);
-        a.rank == b.rank
-            && a.top.len() == b.top.len()
-            && near(&a.chosen, &b.chosen)
-            && tops.into_iter().all(|(a, b)| near(a, b))
-    };
-    for (found, expected) in found.iter_mut().zip(expected) {
-        for (found, expected) in found.choices.iter_mut().zip(&expected.choices) {
-            let same_length = found.logprobs.len() == expected.logprobs.len();
-            if same_length && found.logprobs.iter().zip(&expected.logprobs).all(alike) {
-                found.logprobs.clone_from(&expected.logprobs);
-            }
-        }
-    }
 }
 
 /// Tokens of drafts, and preemptions, that changed nothing.

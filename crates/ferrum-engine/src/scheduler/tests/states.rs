@@ -45,7 +45,7 @@ fn states_keep_every_invariant() {
         (&[(40, None)], 4, 6, 8),
         (&[(12, None)], 4, 2, 4),
         (&[(30, None)], 3, 1, 0),
-        (&[(48, None)], 1, 20, 2),
+        (&[(48, None)], 1, 20, 7),
         (&[(20, None)], 2, 0, 4),
         (&[(30, None), (10, Some(5))], 3, 5, 6),
         (&[(24, None)], 2, 9, 100),
@@ -59,13 +59,12 @@ fn states_keep_every_invariant() {
             ..CONFIG
         };
         let mut sim = with_states(config, groups, block_size, kept);
-        // Drafts are proposed and never planned.
         (sim.drafts, sim.ahead) = (seed % 3 == 1, seed.is_multiple_of(2));
         sim.run_random(&mut rng, 40_000);
         let counters = sim.scheduler.counters();
         sim.drain();
         assert!(sim.ended > 1000);
-        assert_eq!(sim.gained, 0);
+        assert_eq!(sim.gained > 500, sim.drafts, "{seed}: {}", sim.gained);
         assert!(!sim.ahead || sim.overlapped > 1000, "{}", sim.overlapped);
         assert_eq!(counters.cached_tokens > 100, kept > 0, "{counters:?}");
     }
