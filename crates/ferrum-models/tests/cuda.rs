@@ -221,6 +221,8 @@ fn a_row_has_the_same_bits_in_chunks_and_blocks() {
     same_bits::<_, KvF32>(&device, "qwen3");
     same_bits::<_, KvFp16>(&device, "gemma2");
     same_bits::<_, KvInt8>(&device, "mistral-window");
+    same_bits::<_, KvF32>(&device, "qwen35");
+    same_bits::<_, KvF32>(&device, "granite-hybrid");
 }
 
 /// Features of images, and logits of a prompt that has some, in one step and in several.

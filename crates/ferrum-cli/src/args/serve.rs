@@ -214,8 +214,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MODEL", group = "drafter")]
     pub(crate) draft_model: Option<PathBuf>,
 
-    /// Draft tokens with the layer for multi-token prediction that the model itself has, as DeepSeek-V3 and GLM-4.5 do;
-    /// answers stay the same
+    /// Draft tokens with the layer for multi-token prediction that the model itself has, as DeepSeek-V3, GLM-4.5 and
+    /// Qwen 3.5 do; answers stay the same
     #[arg(long, group = "drafter")]
     pub(crate) draft_mtp: bool,
 

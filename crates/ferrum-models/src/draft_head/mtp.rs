@@ -6,16 +6,20 @@
 //! norm, as in `transformers` and vLLM; for further drafts it is the head's own after the norm of the shared head, as
 //! in `transformers` and SGLang. Checkpoints repeat the model's embeddings and output projection there; they are not read.
 //! Of several such layers the first is used for all drafts.
+//!
+//! Most checkpoints number the layer as one more of the model's. Those of Qwen3-Next and Qwen 3.5 have it beside the model
+//! (`mtp.*`). A model with recurrent layers has one with attention there.
 
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
 use crate::batch::AuxHiddenPoint;
+use crate::families;
 use crate::inventory::{RankShard, Stage, TensorId, TensorRole, of_expert};
 use crate::layer::{DraftInput, DraftJoin, Norm};
 use crate::load::{load_embedding, load_layer};
 use crate::model::Model;
 use crate::named::{Bias, NamedLoader, WeightDtype};
 use crate::runner::{BodyWeights, DecoderWeights, HeadWeights, SharedTables};
-use crate::spec::{CacheSpec, DecoderSpec, NormKind};
+use crate::spec::{CacheSpec, DecoderSpec, LayerSpec, NormKind};
 use crate::weights::WeightForm;
 use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LlmBackend;
@@ -23,7 +27,7 @@ use ferrum_types::{Error, Result};
 
 /// The layer in its file.
 pub(super) struct Mtp {
-    /// The model's file with this layer as one more of the decoder.
+    /// The model's file, as that of a decoder which has this layer.
     model: Model,
     /// Its number there.
     index: usize,
@@ -37,6 +41,8 @@ struct MtpNames {
     projection: String,
     /// The norm before the output projection.
     norm: String,
+    /// Whether the layer is beside the model.
+    beside: bool,
 }
 
 /// Keys of `config.json` that say how many such layers there are.
@@ -52,43 +58,51 @@ const COUNTS: [&str; 3] = [
 /// [`Error::Model`] for a model without one, naming the field or tensor that is missing, and for models that cannot have
 /// drafts.
 pub fn read_mtp(target: &Model) -> Result<DraftHead> {
-    let recurrent = |layer| matches!(target.spec.own_cache(layer), CacheSpec::Recurrent { .. });
     let path = match &target.source {
         ModelSource::Gguf(gguf) => gguf.path(),
         ModelSource::Hf(folder) => folder.config.path(),
     };
     let fail = |reason: &str| Err(Error::Model(format!("{}: {reason}", path.display())));
-    if (0..target.spec.layers.len()).any(recurrent) {
-        return fail(
-            "a model with recurrent states, which do not go back, cannot have drafts, not even those of its own \
-             layers for multi-token prediction",
-        );
-    }
     let plain = target.spec.norm == NormKind::Rms
         && target.spec.per_layer.is_none()
         && target.spec.learned_positions.is_none();
+    let names = MtpNames::of(target);
+    let projection = format!("{}.weight", names.projection);
     let (count, field) = count(target)?;
+    // The configs of Qwen3-Next do not say that there is one.
+    let count = count.unwrap_or(names.beside.into());
     if count == 0 || !plain {
         return fail(&format!(
             "field \"{field}\": found {count} layers for multi-token prediction, expected at least 1\nhint: \
              --draft-model takes a smaller model or an EAGLE-3 head"
         ));
     }
-    let index = target.spec.layers.len();
-    let names = MtpNames::of(target, index);
-    let projection = format!("{}.weight", names.projection);
     if target.tensors().get(&projection).is_none() {
         return fail(&format!(
             "tensor \"{projection}\" is missing, expected the layer for multi-token prediction that \"{field}\" speaks of\n\
              hint: some copies of a model are without it"
         ));
     }
-    let mut spec = target.spec.clone();
-    spec.layers.extend(target.spec.layers.last().cloned());
-    let own = DecoderSpec {
-        layers: spec.layers[index..].to_vec(),
-        ..spec.clone()
+    let recurrent = |layer: &&LayerSpec| matches!(layer.cache(), CacheSpec::Recurrent { .. });
+    let mut layers = target.spec.layers.iter().rev();
+    let Some(layer) = layers.find(|layer| !recurrent(layer)) else {
+        return fail(
+            "all layers are recurrent, expected one with attention, as that for multi-token prediction is",
+        );
     };
+    let own = DecoderSpec {
+        layers: vec![layer.clone()],
+        ..target.spec.clone()
+    };
+    let (spec, layer_names) = match names.beside {
+        true => (own.clone(), families::mtp_names()),
+        false => {
+            let mut spec = target.spec.clone();
+            spec.layers.push(layer.clone());
+            (spec, target.names)
+        }
+    };
+    let index = spec.layers.len() - 1;
     let source = match &target.source {
         ModelSource::Gguf(gguf) => ModelSource::open(gguf.path())?,
         ModelSource::Hf(folder) => ModelSource::open(&folder.dir)?,
@@ -105,7 +119,7 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
                 source,
                 family: target.family,
                 spec,
-                names: target.names,
+                names: layer_names,
             },
             index,
             names,
@@ -113,42 +127,53 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
     })
 }
 
-/// How many such layers a model says it has, and in which field.
-fn count(target: &Model) -> Result<(usize, String)> {
+/// How many such layers a model says it has, if it says that, and in which field.
+fn count(target: &Model) -> Result<(Option<usize>, String)> {
     match &target.source {
         ModelSource::Gguf(gguf) => {
             let field = format!("{}.nextn_predict_layers", gguf.architecture()?);
-            Ok((gguf.u32(&field)?.unwrap_or(0) as usize, field))
+            Ok((gguf.u32(&field)?.map(|count| count as usize), field))
         }
         ModelSource::Hf(folder) => {
             let config = folder.config.text_config()?;
             for key in COUNTS {
                 if let Some(count) = config.usize(key)? {
-                    return Ok((count, key.into()));
+                    return Ok((Some(count), key.into()));
                 }
             }
-            Ok((0, COUNTS[0].into()))
+            Ok((None, COUNTS[0].into()))
         }
     }
 }
 
 impl MtpNames {
-    /// Those of the layer `index` of a model's file.
-    fn of(target: &Model, index: usize) -> Self {
-        let layer = of_expert(target.names.layer, index);
+    /// Those of the layer of a model's file: behind the model's own, if none is beside them.
+    fn of(target: &Model) -> Self {
+        let layer = of_expert(target.names.layer, target.spec.layers.len());
         let name = |part: &str| format!("{layer}.{part}");
+        let joined = "mtp.fc";
+        let beside = target.tensors().get(&format!("{joined}.weight")).is_some();
         match target.source {
+            ModelSource::Hf(_) if beside => Self {
+                embedding_norm: "mtp.pre_fc_norm_embedding".into(),
+                hidden_norm: "mtp.pre_fc_norm_hidden".into(),
+                projection: joined.into(),
+                norm: "mtp.norm".into(),
+                beside,
+            },
             ModelSource::Hf(_) => Self {
                 embedding_norm: name("enorm"),
                 hidden_norm: name("hnorm"),
                 projection: name("eh_proj"),
                 norm: name("shared_head.norm"),
+                beside: false,
             },
             ModelSource::Gguf(_) => Self {
                 embedding_norm: name("nextn.enorm"),
                 hidden_norm: name("nextn.hnorm"),
                 projection: name("nextn.eh_proj"),
                 norm: name("nextn.shared_head_norm"),
+                beside: false,
             },
         }
     }

@@ -92,6 +92,11 @@ pub fn gguf_names() -> &'static WeightNames {
     &names::GGUF_NAMES
 }
 
+/// The names of the layer for multi-token prediction in checkpoints that have it beside the model, as `mtp.*`.
+pub(crate) fn mtp_names() -> &'static WeightNames {
+    &names::QWEN3_NEXT_MTP_NAMES
+}
+
 /// The family called `name`.
 pub(crate) fn named(name: &str) -> Option<&'static Family> {
     find(|family| family.name == name)

@@ -244,6 +244,12 @@ const QWEN3_NEXT: WeightNames = WeightNames {
     ..QWEN2_MOE
 };
 
+/// Names of the layer for multi-token prediction that these checkpoints have beside the model.
+pub(super) static QWEN3_NEXT_MTP_NAMES: WeightNames = WeightNames {
+    layer: "mtp.layers.{}",
+    ..QWEN3_NEXT
+};
+
 /// Hugging Face names of Qwen 3.5 in checkpoints that have its image tower, too.
 pub(super) static QWEN3_5_NAMES: WeightNames = WeightNames {
     embedding: "model.language_model.embed_tokens",

@@ -12,7 +12,7 @@ use ferrum_models::{
     Model, ModelKind, ModelRunner, Moe, Readback, SeqStep, StepBatch, StepOutput, WeightForm,
     load_draft_head, load_weights, read_eagle3, read_mtp,
 };
-use ferrum_types::TokenId;
+use ferrum_types::{StateSlot, TokenId};
 use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, serialize_to_file};
 use std::collections::HashMap;
@@ -45,6 +45,9 @@ fn heads() -> Vec<(DraftHead, Model, PathBuf)> {
         mtp("deepseek3-mtp", "deepseek3-mtp"),
         mtp("glm4-moe-mtp", "glm4-moe-mtp"),
         mtp("glm4-moe-mtp/model.gguf", "glm4-moe-mtp"),
+        mtp("qwen35-mtp", "qwen35-mtp"),
+        mtp("qwen35-mtp/model.gguf", "qwen35-mtp"),
+        mtp("qwen3-next-mtp", "qwen3-next-mtp"),
         eagle("qwen3-eagle3", "qwen3"),
         eagle("llama3-eagle3", "llama3-untied"),
     ]
@@ -128,6 +131,9 @@ fn differences<B: LlmBackend, W: WeightForm<B>>(
     let read = &expected.tokens[..expected.tokens.len() - 1];
     let mut batch = step(target.pool().blocks, read, 0);
     batch.add_aux_hidden(0, &head.features().target);
+    if target.state_slots().is_some() {
+        batch.add_state(StateSlot(0));
+    }
     run(&mut target, &batch, &mut output);
     let features = output.aux_hidden().to_vec();
     let width = features.len() / read.len();
@@ -259,6 +265,9 @@ fn heads_read_where_their_files_say() {
         vec![AuxHiddenPoint::FinalNorm],
         vec![AuxHiddenPoint::FinalNorm],
         vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
         points(&[0, 1, 1]),
         points(&[0, 1]),
     ];
@@ -288,14 +297,8 @@ fn models_without_such_layers_say_so() {
             "deepseek3",
             "tensor \"model.layers.3.eh_proj.weight\" is missing",
         ),
-        (
-            "qwen3-next",
-            "a model with recurrent states, which do not go back",
-        ),
-        (
-            "qwen35",
-            "a model with recurrent states, which do not go back",
-        ),
+        ("qwen3-next", "found 0 layers for multi-token prediction"),
+        ("qwen35", "found 0 layers for multi-token prediction"),
     ] {
         let found = refusal(read_mtp(&open(&fixtures().join(name))));
         assert!(found.contains(expected), "{name}: {found}");
