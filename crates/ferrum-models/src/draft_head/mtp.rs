@@ -13,7 +13,7 @@
 use super::{DraftFeatures, DraftHead, Kind, rms_norm};
 use crate::batch::AuxHiddenPoint;
 use crate::families;
-use crate::inventory::{RankShard, Stage, TensorId, TensorRole, of_expert};
+use crate::inventory::{RankShard, Stage, TensorId, TensorRole, WeightNames, of_expert};
 use crate::layer::{DraftInput, DraftJoin, Norm};
 use crate::load::{load_embedding, load_layer};
 use crate::model::Model;
@@ -25,22 +25,29 @@ use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::LlmBackend;
 use ferrum_types::{Error, Result};
 
-/// The layer in its file.
+/// The layer in its file, with the model's source.
 pub(super) struct Mtp {
     /// The model's file, as that of a decoder which has this layer.
     model: Model,
-    /// Its number there.
-    index: usize,
-    names: MtpNames,
+    layer: MtpLayer,
+}
+
+/// Where the layer is in its file.
+pub(crate) struct MtpLayer {
+    /// A decoder which has this layer as its last: the layer alone, or the model with it.
+    pub(crate) spec: DecoderSpec,
+    /// How that decoder's weights are called.
+    pub(crate) names: &'static WeightNames,
+    pub(crate) parts: MtpNames,
 }
 
 /// Names of its tensors beside those of the layer, less `.weight`.
-struct MtpNames {
-    embedding_norm: String,
-    hidden_norm: String,
-    projection: String,
+pub(crate) struct MtpNames {
+    pub(crate) embedding_norm: String,
+    pub(crate) hidden_norm: String,
+    pub(crate) projection: String,
     /// The norm before the output projection.
-    norm: String,
+    pub(crate) norm: String,
     /// Whether the layer is beside the model.
     beside: bool,
 }
@@ -66,11 +73,11 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
     let plain = target.spec.norm == NormKind::Rms
         && target.spec.per_layer.is_none()
         && target.spec.learned_positions.is_none();
-    let names = MtpNames::of(target);
-    let projection = format!("{}.weight", names.projection);
+    let parts = MtpNames::of(&target.source, &target.spec, target.names);
+    let projection = format!("{}.weight", parts.projection);
     let (count, field) = count(target)?;
     // The configs of Qwen3-Next do not say that there is one.
-    let count = count.unwrap_or(names.beside.into());
+    let count = count.unwrap_or(parts.beside.into());
     if count == 0 || !plain {
         return fail(&format!(
             "field \"{field}\": found {count} layers for multi-token prediction, expected at least 1\nhint: \
@@ -83,32 +90,20 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
              hint: some copies of a model are without it"
         ));
     }
-    let recurrent = |layer: &&LayerSpec| matches!(layer.cache(), CacheSpec::Recurrent { .. });
-    let mut layers = target.spec.layers.iter().rev();
-    let Some(layer) = layers.find(|layer| !recurrent(layer)) else {
+    let Some(layer) = MtpLayer::of(&target.spec, target.names, parts) else {
         return fail(
             "all layers are recurrent, expected one with attention, as that for multi-token prediction is",
         );
     };
-    let own = DecoderSpec {
-        layers: vec![layer.clone()],
-        ..target.spec.clone()
-    };
-    let (spec, layer_names) = match names.beside {
-        true => (own.clone(), families::mtp_names()),
-        false => {
-            let mut spec = target.spec.clone();
-            spec.layers.push(layer.clone());
-            (spec, target.names)
-        }
-    };
-    let index = spec.layers.len() - 1;
     let source = match &target.source {
         ModelSource::Gguf(gguf) => ModelSource::open(gguf.path())?,
         ModelSource::Hf(folder) => ModelSource::open(&folder.dir)?,
     };
     Ok(DraftHead {
-        spec: own,
+        spec: DecoderSpec {
+            layers: layer.spec.layers[layer.index()..].to_vec(),
+            ..layer.spec.clone()
+        },
         features: DraftFeatures {
             target: vec![AuxHiddenPoint::FinalNorm],
             own: AuxHiddenPoint::FinalNorm,
@@ -118,11 +113,10 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
             model: Model {
                 source,
                 family: target.family,
-                spec,
-                names: layer_names,
+                spec: layer.spec.clone(),
+                names: layer.names,
             },
-            index,
-            names,
+            layer,
         })),
     })
 }
@@ -146,20 +140,61 @@ fn count(target: &Model) -> Result<(Option<usize>, String)> {
     }
 }
 
+impl MtpLayer {
+    /// The layer of a model's file, with parts of these names. It is as the model's last one with attention; `None`: none has
+    /// any.
+    pub(crate) fn of(
+        model: &DecoderSpec,
+        names: &'static WeightNames,
+        parts: MtpNames,
+    ) -> Option<Self> {
+        let recurrent = |layer: &&LayerSpec| matches!(layer.cache(), CacheSpec::Recurrent { .. });
+        let mut layers = model.layers.iter().rev();
+        let layer = layers.find(|layer| !recurrent(layer))?.clone();
+        let (before, names) = match parts.beside {
+            true => (&[][..], families::mtp_names()),
+            false => (&model.layers[..], names),
+        };
+        let spec = DecoderSpec {
+            layers: [before, &[layer]].concat(),
+            ..model.clone()
+        };
+        Some(Self { spec, names, parts })
+    }
+
+    /// Its number in its decoder.
+    pub(crate) fn index(&self) -> usize {
+        self.spec.layers.len() - 1
+    }
+
+    /// Whether a tensor belongs to it, or to another layer of its kind.
+    pub(crate) fn owns(&self, tensor: &str) -> bool {
+        let before = self.names.layer.split("{}").next().unwrap_or_default();
+        let number = tensor
+            .strip_prefix(before)
+            .and_then(|rest| rest.split('.').next());
+        let number = number.and_then(|number| number.parse().ok());
+        self.parts.beside && tensor.starts_with(MTP)
+            || number.is_some_and(|n: usize| n >= self.index())
+    }
+}
+
+/// With what the names of a layer begin that is beside its model.
+const MTP: &str = "mtp.";
+
 impl MtpNames {
     /// Those of the layer of a model's file: behind the model's own, if none is beside them.
-    fn of(target: &Model) -> Self {
-        let layer = of_expert(target.names.layer, target.spec.layers.len());
+    pub(crate) fn of(source: &ModelSource, spec: &DecoderSpec, names: &WeightNames) -> Self {
+        let layer = of_expert(names.layer, spec.layers.len());
         let name = |part: &str| format!("{layer}.{part}");
-        let joined = "mtp.fc";
-        let beside = target.tensors().get(&format!("{joined}.weight")).is_some();
-        match target.source {
-            ModelSource::Hf(_) if beside => Self {
-                embedding_norm: "mtp.pre_fc_norm_embedding".into(),
-                hidden_norm: "mtp.pre_fc_norm_hidden".into(),
-                projection: joined.into(),
-                norm: "mtp.norm".into(),
-                beside,
+        let beside = |part: &str| format!("{MTP}{part}");
+        match source {
+            ModelSource::Hf(folder) if folder.tensors.get("mtp.fc.weight").is_some() => Self {
+                embedding_norm: beside("pre_fc_norm_embedding"),
+                hidden_norm: beside("pre_fc_norm_hidden"),
+                projection: beside("fc"),
+                norm: beside("norm"),
+                beside: true,
             },
             ModelSource::Hf(_) => Self {
                 embedding_norm: name("enorm"),
@@ -188,11 +223,11 @@ impl Mtp {
         target: &Model,
         shared: SharedTables<B>,
     ) -> Result<DecoderWeights<B>> {
-        let layer = load_layer::<B, W>(device, &self.model, self.index)?;
+        let layer = load_layer::<B, W>(device, &self.model, self.layer.index())?;
         let none = &mut |_, _| ();
         let mut loader =
             NamedLoader::<B, W>::new(device, &self.model.source, WeightDtype::Stored, none)?;
-        let (names, hidden) = (&self.names, spec.hidden_size);
+        let (names, hidden) = (&self.layer.parts, spec.hidden_size);
         let projection =
             loader.load_linear(&[&names.projection], [hidden, 2 * hidden], Bias::None)?;
         let embedding = match shared.embedding {
@@ -232,14 +267,14 @@ impl Mtp {
         &self,
         norm: &mut impl FnMut(&str) -> Result<Norm<B>>,
     ) -> Result<Norm<B>> {
-        let own = format!("{}.weight", self.names.norm);
+        let own = format!("{}.weight", self.layer.parts.norm);
         let models = self
             .model
             .names
             .module(TensorId::global(TensorRole::FinalNorm));
         match (&self.model.source, models) {
             (ModelSource::Gguf(gguf), Some(models)) if gguf.get(&own).is_none() => norm(&models),
-            _ => norm(&self.names.norm),
+            _ => norm(&self.layer.parts.norm),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! A Hugging Face model that is to become a GGUF file, in the terms of both.
 
+use crate::draft_head::{MtpLayer, MtpNames};
 use crate::families::{self, FAMILIES};
 use crate::inventory::WeightNames;
 use crate::model_kind::ModelKind;
 use crate::spec::DecoderSpec;
-use ferrum_formats::{HfFolder, ModelSource};
+use ferrum_formats::{HfFolder, ModelSource, TensorSource};
 use ferrum_kernels::RopeStyle;
 use ferrum_types::{Error, Result};
 
@@ -19,7 +20,13 @@ pub(super) struct HfModel<'m> {
     pub(super) arch: &'static str,
     /// How the rows of query and key heads pair up in the new file.
     pub(super) rope: RopeStyle,
+    /// Its layer for multi-token prediction, if it has one.
+    pub(super) mtp: Option<MtpLayer>,
 }
+
+/// Architectures whose files have a layer for multi-token prediction as one more block. Those of others are without it, as
+/// llama.cpp makes them.
+const WITH_MTP: [&str; 4] = ["glm4moe", "qwen3next", "qwen35", "qwen35moe"];
 
 impl<'m> HfModel<'m> {
     /// Reads the spec of a folder and finds its architecture.
@@ -52,13 +59,32 @@ impl<'m> HfModel<'m> {
                 known.join(", ")
             )));
         };
+        let parts = MtpNames::of(source, &spec, names);
+        let projection = format!("{}.weight", parts.projection);
+        let mtp = folder.tensors.get(&projection);
         Ok(Self {
             folder,
+            mtp: mtp.and_then(|_| MtpLayer::of(&spec, names, parts)),
             spec,
             names,
             gguf_names: family.gguf_names,
             arch: form.architecture,
             rope: form.rope,
         })
+    }
+
+    /// The layer for multi-token prediction, where the new file has it.
+    pub(super) fn kept_mtp(&self) -> Option<&MtpLayer> {
+        let kept = WITH_MTP.contains(&self.arch);
+        self.mtp.as_ref().filter(|_| kept)
+    }
+
+    /// The same with the layers that the new file speaks of: those of the model, and that for multi-token prediction.
+    pub(super) fn with_further_layers(mut self) -> Self {
+        let further = self
+            .kept_mtp()
+            .and_then(|mtp| mtp.spec.layers.last().cloned());
+        self.spec.layers.extend(further);
+        self
     }
 }

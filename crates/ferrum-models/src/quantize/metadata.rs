@@ -35,7 +35,7 @@ pub(super) fn write(
     match source {
         ModelSource::Gguf(gguf) => copy(out, gguf)?,
         ModelSource::Hf(folder) => {
-            let model = HfModel::read(source, folder)?;
+            let model = HfModel::read(source, folder)?.with_further_layers();
             general(out, &model)?;
             architecture(out, &model)?;
             rope(out, &model)?;
@@ -137,6 +137,9 @@ fn architecture(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     ];
     for (name, value) in sizes {
         set(out, model, name, size(value))?;
+    }
+    if model.kept_mtp().is_some() {
+        set(out, model, "nextn_predict_layers", 1u32)?;
     }
     if model.arch == "falcon" {
         // Queries, keys and values one kind after the other, as llama.cpp has them.

@@ -5,6 +5,7 @@ use super::item::{Columns, From, Item, Part, number_type};
 use super::recipe::ModelProperties;
 use super::recurrent;
 use crate::dense::DenseLayers;
+use crate::draft_head::{MtpLayer, MtpNames};
 use crate::families::GGUF_NAMES;
 use crate::inventory::{
     DecoderTensor, RowRuns, TensorId, TensorLocation, TensorPart, TensorRole, TensorShape,
@@ -66,7 +67,7 @@ pub(super) fn model_properties(source: &ModelSource, items: &[Item]) -> Result<M
             properties.heads_per_kv = heads.checked_div(kv).unwrap_or(1) as usize;
         }
         ModelSource::Hf(folder) => {
-            let spec = HfModel::read(source, folder)?.spec;
+            let spec = HfModel::read(source, folder)?.with_further_layers().spec;
             properties.layers = spec.layers.len();
             if let Some(AttentionSpec::Gqa(gqa)) = spec.layers.first().map(|l| &l.attention) {
                 properties.heads_per_kv = gqa.heads.checked_div(gqa.kv_heads).unwrap_or(1);
@@ -107,6 +108,84 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             items.push(Item::of_values(name, factors));
         }
     }
+    let of_mtp = |name: &str| model.mtp.as_ref().is_some_and(|mtp| mtp.owns(name));
+    items.extend(tensor_items(model, &|name| !of_mtp(name))?);
+    if let Some(mtp) = model.kept_mtp() {
+        items.extend(mtp_items(model, mtp)?);
+    }
+    // Readers would take the embedding in its place without a word.
+    let output = model.names.name(OUTPUT).unwrap_or_default();
+    if !spec.tie_embeddings && model.folder.tensors.get(&output).is_none() {
+        let path = model.folder.tensors.path_hint().display();
+        return Err(Error::Model(format!(
+            "{path}: no tensor \"{output}\", expected it as the config does not tie it to the \
+             embedding\nhint: the checkpoint is incomplete, fetch it again"
+        )));
+    }
+    Ok(items)
+}
+
+/// The layer for multi-token prediction: as one more block, with what is beside the layer by names of its own.
+fn mtp_items(model: &HfModel<'_>, mtp: &MtpLayer) -> Result<Vec<Item>> {
+    let MtpNames {
+        embedding_norm,
+        hidden_norm,
+        projection,
+        norm,
+        ..
+    } = &mtp.parts;
+    let (tensors, offset) = (&model.folder.tensors, norm_offset(model));
+    let layer = of_expert(mtp.names.layer, mtp.index());
+    // Copies of the model's own tables may be there, too.
+    let beside = ["embed_tokens", "shared_head.head"].map(|copy| format!("{layer}.{copy}"));
+    let beside = beside
+        .iter()
+        .chain([embedding_norm, hidden_norm, projection, norm]);
+    let beside: HashSet<_> = beside.map(|module| format!("{module}.weight")).collect();
+    let with_layer = HfModel {
+        spec: mtp.spec.clone(),
+        names: mtp.names,
+        mtp: None,
+        ..*model
+    };
+    let prefix = format!("{layer}.");
+    let mut items = tensor_items(&with_layer, &|name| {
+        name.starts_with(&prefix) && !beside.contains(name)
+    })?;
+    let block = |index| of_expert(model.gguf_names.layer, index) + ".";
+    let (from, to) = (block(mtp.index()), block(model.spec.layers.len()));
+    items.retain_mut(|item| {
+        let Some(part) = item.name.strip_prefix(&from) else {
+            return false;
+        };
+        item.name = format!("{to}{part}");
+        true
+    });
+    let norms = [
+        (embedding_norm, "enorm"),
+        (hidden_norm, "hnorm"),
+        (norm, "shared_head_norm"),
+    ];
+    for (module, part) in norms {
+        let view = tensors.require(&format!("{module}.weight"))?;
+        let mut values = to_f32(tensors, &view)?;
+        values.iter_mut().for_each(|value| *value += offset);
+        items.push(Item::of_values(format!("{to}nextn.{part}.weight"), values));
+    }
+    let stored = format!("{projection}.weight");
+    let stored = tensors.infos().find(|info| info.name == stored);
+    items.extend(stored.map(|info| Item::of_tensor(format!("{to}nextn.eh_proj.weight"), info, 0)));
+    Ok(items)
+}
+
+/// What the new file's norms are more than the folder's.
+fn norm_offset(model: &HfModel<'_>) -> f32 {
+    model.names.norm_offset - model.gguf_names.norm_offset
+}
+
+/// The tensors that `keep` has of a folder, and the stacks that the model has experts in.
+fn tensor_items(model: &HfModel<'_>, keep: &dyn Fn(&str) -> bool) -> Result<Vec<Item>> {
+    let (spec, mut items) = (&model.spec, Vec::new());
     let (stacks, biases) = (expert_items(model)?, bias_items(model)?);
     let mut stacked: HashSet<&str> = stacks.iter().flat_map(Item::sources).collect();
     stacked.extend(biases.iter().map(|(source, _)| source.as_str()));
@@ -115,7 +194,8 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
     items.extend(parted_items(model, &mut used)?);
     items.extend(head_items(model, &mut used)?);
     for info in model.folder.tensors.infos() {
-        if stacked.contains(&*info.name) || used.contains(&info.name) {
+        let is_used = stacked.contains(&*info.name) || used.contains(&info.name);
+        if is_used || !keep(&info.name) {
             continue;
         }
         let names = model.gguf_names;
@@ -148,7 +228,7 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
         if id == OUTPUT && spec.tie_embeddings {
             continue;
         }
-        let offset = model.names.norm_offset - names.norm_offset;
+        let offset = norm_offset(model);
         if id.role.has_norm_offset() && offset != 0.0 {
             let view = model.folder.tensors.require(&info.name)?;
             let mut values = to_f32(&model.folder.tensors, &view)?;
@@ -167,15 +247,6 @@ fn hf_items(model: &HfModel<'_>) -> Result<Vec<Item>> {
             item.shape.retain(|&size| size != 1);
         }
         items.push(item);
-    }
-    // Readers would take the embedding in its place without a word.
-    let output = model.names.name(OUTPUT).unwrap_or_default();
-    if !spec.tie_embeddings && model.folder.tensors.get(&output).is_none() {
-        let path = model.folder.tensors.path_hint().display();
-        return Err(Error::Model(format!(
-            "{path}: no tensor \"{output}\", expected it as the config does not tie it to the \
-             embedding\nhint: the checkpoint is incomplete, fetch it again"
-        )));
     }
     items.extend(stacks);
     items.extend(biases.into_iter().map(|(_, item)| item));

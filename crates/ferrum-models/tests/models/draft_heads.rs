@@ -3,10 +3,11 @@
 
 use crate::stages::same_bits;
 use crate::support::{blocks, config, exact_cpu, fixtures, max_difference, open};
-use ferrum_formats::ModelSource;
+use ferrum_formats::{ModelSource, TensorSource};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
+use ferrum_models::quantize::{Plan, QuantizeOptions, Search};
 use ferrum_models::{
     AuxHiddenPoint, Dequantized, DraftHead, FeatureSource, FeedForwardSpec, KvLayout, LogitRows,
     Model, ModelKind, ModelRunner, Moe, Readback, SeqStep, StepBatch, StepOutput, WeightForm,
@@ -278,6 +279,53 @@ fn heads_read_where_their_files_say() {
     let head = read_eagle3(source(&drafts().join("llama-cycle-eagle3")), &target).unwrap();
     assert_eq!(head.features().target, points(&[1, 1, 0]));
     assert!(head.features().tokens.is_none());
+}
+
+/// A GGUF file in f32 of a folder.
+fn converted(folder: &str) -> (tempfile::TempDir, Vec<String>) {
+    let source = source(&drafts().join(folder));
+    let options = QuantizeOptions {
+        recipe: "f32".parse().unwrap(),
+        imatrix: None,
+        search: Search::default(),
+        threads: 2,
+        requantize: false,
+    };
+    let plan = Plan::new(&source, options).unwrap();
+    let names = plan.tensors.iter().map(|tensor| tensor.name.clone());
+    let (dir, names) = (tempfile::tempdir().unwrap(), names.collect());
+    let path = dir.path().join("model.gguf");
+    let file = std::fs::File::create(&path).unwrap();
+    plan.write(&path, file, &mut |_, _| ()).unwrap();
+    (dir, names)
+}
+
+#[test]
+fn conversions_keep_the_layer_where_files_have_it() {
+    for name in ["glm4-moe-mtp", "qwen35-mtp"] {
+        let (dir, mut names) = converted(name);
+        let path = dir.path().join("model.gguf");
+        // The same tensors as in a file of another writer.
+        let ModelSource::Gguf(other) = source(&drafts().join(name).join("model.gguf")) else {
+            panic!("no GGUF file");
+        };
+        let mut expected: Vec<_> = other.infos().map(|info| info.name.clone()).collect();
+        names.sort();
+        expected.sort();
+        assert_eq!(names, expected, "{name}");
+        let model = open(&path);
+        let head = (read_mtp(&model).unwrap(), model, drafts().join(name));
+        let found = differences::<_, Moe<Dequantized>>(&exact_cpu(), &head, 7);
+        assert!(found.iter().all(|d| *d <= TOLERANCE), "{name}: {found:?}");
+    }
+    // Files of this architecture are without it.
+    let (dir, names) = converted("deepseek3-mtp");
+    assert!(
+        names.iter().all(|name| !name.contains("nextn")),
+        "{names:?}"
+    );
+    let found = refusal(read_mtp(&open(&dir.path().join("model.gguf"))));
+    assert!(found.contains("nextn_predict_layers\": found 0"), "{found}");
 }
 
 fn refusal(read: Result<DraftHead, ferrum_types::Error>) -> String {
