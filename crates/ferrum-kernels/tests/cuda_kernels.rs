@@ -1,18 +1,25 @@
 //! Every CUDA kernel compiles for the architectures that there are, spills nothing, and takes the registers and shared
 //! memory that `cuda_resources.txt` says. A change there is to be explained in its commit.
 //!
+//! The table also has a hash of each file with what it includes. A file that is as it was recorded is compiled for one
+//! architecture, another one for all: most of a commit's kernels are those of the commit before, and all of them take 15
+//! minutes of a core.
+//!
 //! Needs `nvcc`, from the CUDA toolkit or the Python packages `nvidia-cuda-nvcc`, `nvidia-nvvm`, `nvidia-cuda-crt`,
 //! `nvidia-cuda-runtime` and `nvidia-cuda-cccl` of version 13.0; no GPU.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use twox_hash::XxHash3_64;
 
 const ARCHITECTURES: [&str; 4] = ["80", "89", "90a", "120"];
+/// What a file is compiled for that has not changed: as most devices run it.
+const UNCHANGED: (&str, &str) = ("90a", "bf16");
 /// Elements of activations, and what a file is compiled with for them.
 const ACTS: [(&str, &[&str]); 3] = [
     ("f32", &[]),
@@ -72,7 +79,7 @@ fn resources(
         .output()
         .map_err(|e| e.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
-    let name = file.file_stem().unwrap().to_string_lossy();
+    let name = stem(file);
     if !output.status.success() {
         return Err(format!("{name} for sm_{architecture}: {said}"));
     }
@@ -93,65 +100,134 @@ fn resources(
             }
             let shared = shared.unwrap_or("0");
             lines.push(format!(
-                "{kernel} {act} sm_{architecture} registers {registers} shared {shared}"
+                "{name} {kernel} {act} sm_{architecture} registers {registers} shared {shared}"
             ));
         }
     }
     Ok(lines)
 }
 
+fn stem(file: &Path) -> String {
+    file.file_stem().unwrap().to_string_lossy().into_owned()
+}
+
+/// Adds the text of a file and of those it includes.
+fn gather(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
+    if texts.contains_key(file) {
+        return;
+    }
+    let text = std::fs::read_to_string(file).unwrap();
+    texts.insert(file.to_owned(), text.clone());
+    for line in text.lines() {
+        let included = line.trim().strip_prefix("#include \"");
+        if let Some(name) = included.and_then(|rest| rest.strip_suffix('"')) {
+            gather(&file.with_file_name(name), texts);
+        }
+    }
+}
+
+/// The table's line for the source of a file: another one after a change of what its machine code is made from.
+fn source(file: &Path) -> String {
+    let mut texts = BTreeMap::new();
+    gather(file, &mut texts);
+    let made_from = format!("{VERSION} {ARCHITECTURES:?} {ACTS:?}");
+    let all = texts.into_values().fold(made_from, |all, text| all + &text);
+    let hash = XxHash3_64::oneshot(all.as_bytes());
+    format!("{} source {hash:016x}", stem(file))
+}
+
+/// What a file of kernels is compiled for.
+fn targets(
+    file: &Path,
+    unchanged: bool,
+) -> Vec<(&'static str, (&'static str, &'static [&'static str]))> {
+    let alone = usize::from(stem(file).starts_with(HALF_ALONE));
+    let of_all = ARCHITECTURES
+        .into_iter()
+        .flat_map(|architecture| ACTS[alone..].iter().map(move |&act| (architecture, act)));
+    of_all
+        .filter(|&(architecture, (act, _))| !unchanged || (architecture, act) == UNCHANGED)
+        .collect()
+}
+
 #[test]
 fn kernels_compile_and_take_what_the_table_says() {
-    let nvcc = match compiler() {
-        Ok(nvcc) => nvcc,
-        Err(reason) => {
-            println!("skipped: {reason}");
-            return;
-        }
-    };
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = std::fs::read_dir(here.join("src/cuda/kernels")).unwrap();
     let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|ext| ext == "cu"));
-    files.sort();
-    let jobs: Vec<_> = files
+    let recorded: BTreeSet<_> = include_str!("cuda_resources.txt").lines().collect();
+    let sources: Vec<_> = files.iter().map(|file| source(file)).collect();
+    let changed: Vec<_> = sources
         .iter()
-        .flat_map(|file| ARCHITECTURES.map(|architecture| (file, architecture)))
-        .flat_map(|(file, architecture)| {
-            let name = file.file_name().unwrap().to_string_lossy();
-            let alone = usize::from(name.starts_with(HALF_ALONE));
-            ACTS[alone..]
-                .iter()
-                .map(move |&act| (file, architecture, act))
-        })
+        .filter(|line| !recorded.contains(line.as_str()))
         .collect();
-    let (found, next) = (Mutex::new(BTreeSet::new()), AtomicUsize::new(0));
+    let nvcc = match compiler() {
+        Ok(nvcc) => nvcc,
+        Err(reason) => {
+            assert!(
+                changed.is_empty(),
+                "{changed:?} are not in the table: {reason}"
+            );
+            println!("skipped: {reason}");
+            return;
+        }
+    };
+    let (mut jobs, mut expected) = (Vec::new(), BTreeSet::new());
+    // Lines of files that there are no longer.
+    let stems: BTreeSet<_> = files.iter().map(|file| stem(file)).collect();
+    let file_of = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    expected.extend(
+        recorded
+            .iter()
+            .filter(|line| !stems.contains(&file_of(line))),
+    );
+    for (file, source) in files.iter().zip(&sources) {
+        let unchanged = recorded.contains(source.as_str());
+        let targets = targets(file, unchanged);
+        let name = stem(file);
+        let compiled = |line: &&&str| {
+            let targets = targets.iter();
+            let mut ends =
+                targets.map(|(architecture, (act, _))| format!(" {act} sm_{architecture} "));
+            !unchanged || line.contains(" source ") || ends.any(|end| line.contains(&end))
+        };
+        let own = recorded.iter().filter(|line| file_of(line) == name);
+        expected.extend(own.filter(compiled));
+        jobs.extend(targets.into_iter().map(|target| (file, target)));
+    }
+    let (found, next) = (
+        Mutex::new(BTreeSet::from_iter(sources)),
+        AtomicUsize::new(0),
+    );
     // The compiler takes a core.
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(&(file, arch, act)) = jobs.get(next.fetch_add(1, Relaxed)) {
+                while let Some(&(file, (arch, act))) = jobs.get(next.fetch_add(1, Relaxed)) {
                     let lines = resources(&nvcc, file, arch, act).unwrap_or_else(|e| panic!("{e}"));
                     found.lock().unwrap().extend(lines);
                 }
             });
         }
     });
-    let found = found.into_inner().unwrap().into_iter();
-    let found: String = found.map(|line| line + "\n").collect();
-    let expected = include_str!("cuda_resources.txt");
-    let written = here.join("../../target/cuda_resources.txt");
-    std::fs::write(&written, &found).unwrap();
-    let of = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
-    let (found, expected) = (of(&found), of(expected));
-    let changed: Vec<_> = found
-        .iter()
-        .filter(|line| !expected.contains(line))
+    let found = found.into_inner().unwrap();
+    let expected: BTreeSet<_> = expected
+        .into_iter()
+        .map(|line: &&str| (*line).to_owned())
         .collect();
-    assert!(
-        found == expected,
-        "the table differs, what is there now is in {}:\n{changed:#?}",
-        written.display()
-    );
+    let changed: Vec<_> = found.symmetric_difference(&expected).collect();
+    if !changed.is_empty() {
+        let kept = recorded.iter().map(|&line| line.to_owned());
+        let kept = kept.filter(|line| !expected.contains(line));
+        let table: BTreeSet<_> = kept.chain(found.iter().cloned()).collect();
+        let table: String = table.into_iter().map(|line| line + "\n").collect();
+        let written = here.join("../../target/cuda_resources.txt");
+        std::fs::write(&written, table).unwrap();
+        panic!(
+            "the table differs, what is there now is in {}:\n{changed:#?}",
+            written.display()
+        );
+    }
 }
