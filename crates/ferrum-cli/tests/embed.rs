@@ -4,6 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
+use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::Isa;
 use serde_json::{Value, json};
 
@@ -526,4 +527,40 @@ fn what_is_no_encoder_says_so() {
     let folder = dir.path().display().to_string();
     let sentence = fails(&["embed", &folder, "hi"], b"");
     assert!(sentence.contains("leave room for 2 tokens"), "{sentence}");
+}
+
+/// Encoders and models that generate text alike.
+#[test]
+fn of_an_unknown_architecture_all_are_named_that_give_embeddings() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = "fixtures/models/qwen3/model.safetensors";
+    std::fs::copy(root().join(tensors), dir.path().join("model.safetensors")).unwrap();
+    let folder = dir.path().display().to_string();
+    let file = dir.path().join("unknown.gguf");
+    let architecture = |name: &str| {
+        let config = json!({ "architectures": [name] }).to_string();
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let mut writer = Writer::new(&file);
+        writer.set("general.architecture", name).unwrap();
+        let out = writer.start(Vec::new()).unwrap().finish().unwrap();
+        std::fs::write(&file, out).unwrap();
+    };
+    architecture("burt");
+    for (path, known) in [
+        (&*folder, ["BertModel", "Qwen3ForCausalLM"]),
+        (file.to_str().unwrap(), ["nomic-bert", "qwen3moe"]),
+    ] {
+        let sentence = fails(&["embed", path, "hi"], b"");
+        assert!(
+            sentence.contains("architecture \"burt\" is not supported"),
+            "{sentence}"
+        );
+        for name in known {
+            assert!(sentence.contains(&format!(" {name}, ")), "{sentence}");
+        }
+        assert_eq!(sentence.matches("hint: ").count(), 1, "{sentence}");
+    }
+    architecture("WhisperForConditionalGeneration");
+    let sentence = fails(&["embed", &folder, "hi"], b"");
+    assert!(sentence.contains("ferrum transcribe runs it"), "{sentence}");
 }
