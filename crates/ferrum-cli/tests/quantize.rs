@@ -212,8 +212,9 @@ fn folders_become_the_files_that_the_converter_makes() {
     assert!(seen >= 12, "{seen} fixtures");
 }
 
+/// That it computes the same, too, is a test of ferrum-models (`converted.rs`), of every fixture.
 #[test]
-fn a_converted_folder_computes_what_the_folder_does() {
+fn a_converted_folder_reads_text_as_the_folder_does() {
     let dir = TempDir::new().unwrap();
     for name in [
         "llama3-tied",
@@ -243,14 +244,6 @@ fn a_converted_folder_computes_what_the_folder_does() {
     ] {
         let folder = fixture(name);
         let file = quantize(&dir, &folder, "f32", &[]);
-        let (one, other) = (
-            logits(&folder, "1,2,3,4,5,6,7"),
-            logits(&file, "1,2,3,4,5,6,7"),
-        );
-        let miss = one.iter().flatten().zip(other.iter().flatten());
-        let miss = miss.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(miss < 2e-3, "{name}: {miss}");
-        // Text goes in as it did.
         for words in ["Hello, World's end!", "12345 \n\n x"] {
             let tokens = |model: &Path| ok(&["tokenize", "-m", text(model), words]).stdout;
             assert_eq!(tokens(&folder), tokens(&file), "{name}: {words}");

@@ -1,8 +1,8 @@
 //! What a checkpoint is for, and the error of a command that is for another kind.
 
 use crate::clip::is_clip;
-use crate::encoder::is_encoder;
-use crate::families::family_for;
+use crate::encoder::{self, is_encoder};
+use crate::families::{family_beside, family_for};
 use crate::whisper::is_whisper;
 use ferrum_formats::ModelSource;
 use ferrum_types::{Error, Result};
@@ -36,6 +36,19 @@ impl ModelKind {
             _ if family_for(source).is_ok() => Self::Decoder,
             _ => return None,
         })
+    }
+
+    /// The kind of a model that gives embeddings: a decoder or an encoder.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for a model of another kind, saying which command runs it, and for one of an unknown architecture,
+    /// naming those of both kinds.
+    pub fn of_embedder(source: &ModelSource) -> Result<Self> {
+        match Self::of(source) {
+            Some(Self::Decoder) => Ok(Self::Decoder),
+            Some(_) => Self::Encoder.check(source).map(|()| Self::Encoder),
+            None => family_beside(source, &encoder::architectures(source)).map(|_| Self::Decoder),
+        }
     }
 
     /// Checks that a model is of this kind. One of an unknown architecture passes: who reads it says more.

@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
     let source = load_model::source(&args.model, &args.hub)?;
     let mut kept = None;
-    let (mut embedded, dimensions) = match ModelKind::of(&source) {
-        Some(ModelKind::Decoder) => {
+    let (mut embedded, dimensions) = match ModelKind::of_embedder(&source)? {
+        ModelKind::Decoder => {
             let decoder = Decoder::read(source)?;
             let dimensions = dimensions(args, decoder.dimensions())?;
             let pooling = pooling(args, decoder.pooling())?;
@@ -30,7 +30,6 @@ pub(crate) fn embed(args: &EmbedArgs) -> Outcome {
             (embedded, dimensions)
         }
         _ => {
-            ModelKind::Encoder.check(&source)?;
             let mut encoder = open(source, &args.device, args.dtype)?;
             let dimensions = dimensions(args, encoder.dimensions())?;
             let pooling = pooling(args, encoder.pooling())?;

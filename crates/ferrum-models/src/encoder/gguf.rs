@@ -2,6 +2,7 @@
 
 use super::config::{EncoderNames, EncoderSpec, Positions, validate};
 use super::names;
+use crate::families::hint_of_supported;
 use crate::spec::{Activation, RopeScaling, RopeSpec};
 use ferrum_formats::{Gguf, TensorSource};
 use ferrum_kernels::RopeStyle;
@@ -11,11 +12,13 @@ use ferrum_types::{Error, Result};
 const BERT: &str = "bert";
 /// And the encoders of Nomic.
 const NOMIC_BERT: &str = "nomic-bert";
+/// Values of `general.architecture` in files of encoders.
+pub(super) const ARCHITECTURES: [&str; 2] = [BERT, NOMIC_BERT];
 
 /// Whether a file is an encoder's.
 pub(super) fn is_encoder(gguf: &Gguf) -> bool {
-    let known = |name: &str| name == BERT || name == NOMIC_BERT;
-    gguf.architecture().is_ok_and(known)
+    let found = gguf.architecture();
+    found.is_ok_and(|name| ARCHITECTURES.contains(&name))
 }
 
 /// The spec of a file, and the names of its tensors.
@@ -27,7 +30,8 @@ pub(super) fn read(gguf: &Gguf) -> Result<(EncoderSpec, EncoderNames)> {
         NOMIC_BERT => true,
         _ => {
             return Err(fail(format!(
-                "general.architecture: \"{found}\" is no encoder that is supported\nhint: supported are {BERT} and {NOMIC_BERT}"
+                "general.architecture: \"{found}\" is no encoder that is supported\n{}",
+                hint_of_supported(found, &ARCHITECTURES)
             )));
         }
     };

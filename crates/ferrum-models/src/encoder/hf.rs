@@ -237,19 +237,23 @@ fn family_of(config: &HfConfig) -> Option<&'static EncoderFamily> {
     })
 }
 
+/// Values of `architectures` in the configs of encoders.
+pub(super) fn architectures() -> Vec<&'static str> {
+    let families = FAMILIES.iter();
+    families
+        .flat_map(|family| family.architectures)
+        .copied()
+        .collect()
+}
+
 /// The spec of a folder, and the names of its tensors.
 pub(super) fn read(folder: &HfFolder) -> Result<(EncoderSpec, EncoderNames)> {
     let Some(family) = family_of(&folder.config) else {
         let found = folder.config.architectures()?.join(", ");
-        let known: Vec<_> = FAMILIES
-            .iter()
-            .flat_map(|family| family.architectures)
-            .copied()
-            .collect();
         return Err(Error::Model(format!(
             "{}: field \"architectures\": \"{found}\" is no encoder that is supported\n{}",
             folder.config.path().display(),
-            hint_of_supported(&found, &known)
+            hint_of_supported(&found, &architectures())
         )));
     };
     crate::checkpoint::check_scheme(folder)?;

@@ -15,4 +15,5 @@ mod read;
 pub use config::{EncoderModel, EncoderSpec, LocalAttention, Positions};
 pub use forward::{EncoderLimits, EncoderRunner, TextEncoder, TextInput};
 pub use load::load_encoder;
+pub(crate) use read::architectures;
 pub use read::{is_encoder, read_encoder};

@@ -17,6 +17,14 @@ pub fn is_encoder(source: &ModelSource) -> bool {
     }
 }
 
+/// The architectures of encoders in files of that kind.
+pub(crate) fn architectures(source: &ModelSource) -> Vec<&'static str> {
+    match source {
+        ModelSource::Hf(_) => hf::architectures(),
+        ModelSource::Gguf(_) => gguf::ARCHITECTURES.to_vec(),
+    }
+}
+
 /// Reads an encoder's config.
 ///
 /// # Errors

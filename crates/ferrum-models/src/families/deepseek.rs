@@ -197,7 +197,7 @@ fn from_gguf(gguf: &Gguf) -> Result<DecoderSpec> {
         value_dim,
         scale: ((query_dim as f64).powf(-0.5) * stretched) as f32,
         rope: 0,
-        norm_eps: spec.norm_eps,
+        norm_eps: LATENT_EPS,
         bias: bias.is_some_and(|name| gguf.get(&name).is_some()),
     };
     attend(&mut spec, &mla);

@@ -147,11 +147,20 @@ pub static FAMILIES: &[&Family] = &[
 /// # Errors
 /// [`Error::Model`] naming the architecture that was found and those that are known.
 pub fn family_for(source: &ModelSource) -> Result<&'static Family> {
+    family_beside(source, &[])
+}
+
+/// As [`family_for`], where models of the architectures `others` are taken, too: the error names them beside those of
+/// families.
+pub(crate) fn family_beside(
+    source: &ModelSource,
+    others: &[&'static str],
+) -> Result<&'static Family> {
     match source {
         ModelSource::Gguf(gguf) => {
             let found = gguf.architecture()?;
             find(|f| f.gguf_architectures.contains(&found)).ok_or_else(|| {
-                let known = list(|f| f.gguf_architectures);
+                let known = [list(|f| f.gguf_architectures).as_slice(), others].concat();
                 unknown(gguf.path(), "general.architecture", found, &known)
             })
         }
@@ -163,7 +172,7 @@ pub fn family_for(source: &ModelSource) -> Result<&'static Family> {
                 return Ok(family);
             }
             if let Some(first) = named.first() {
-                let known = list(|f| f.hf_architectures);
+                let known = [list(|f| f.hf_architectures).as_slice(), others].concat();
                 return Err(unknown(config.path(), "architectures", first, &known));
             }
             let found = config.model_type()?;

@@ -8,6 +8,7 @@ mod bidirectional;
 mod caches;
 mod captured;
 mod clip;
+mod converted;
 mod decode;
 mod draft_heads;
 mod encoders;
