@@ -28,6 +28,8 @@ const ACTS: [(&str, &[&str]); 3] = [
 ];
 /// Files whose kernels are for activations of 16 bits only begin with this.
 const HALF_ALONE: &str = "flash";
+/// What all are compiled with.
+const FLAGS: [&str; 4] = ["-std=c++17", "-cubin", "-Xptxas", "-v"];
 /// Registers and numbers of bytes depend on the compiler.
 const VERSION: &str = "release 13.0";
 
@@ -64,16 +66,8 @@ fn resources(
 ) -> Result<Vec<String>, String> {
     let target = format!("arch=compute_{architecture},code=sm_{architecture}");
     let output = Command::new(nvcc)
-        .args([
-            "-std=c++17",
-            "-gencode",
-            &target,
-            "-cubin",
-            "-Xptxas",
-            "-v",
-            "-o",
-            "/dev/null",
-        ])
+        .args(FLAGS)
+        .args(["-gencode", &target, "-o", "/dev/null"])
         .args(defines)
         .arg(file)
         .output()
@@ -130,7 +124,7 @@ fn gather(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
 fn source(file: &Path) -> String {
     let mut texts = BTreeMap::new();
     gather(file, &mut texts);
-    let made_from = format!("{VERSION} {ARCHITECTURES:?} {ACTS:?}");
+    let made_from = format!("{VERSION} {ARCHITECTURES:?} {ACTS:?} {FLAGS:?}");
     let all = texts.into_values().fold(made_from, |all, text| all + &text);
     let hash = XxHash3_64::oneshot(all.as_bytes());
     format!("{} source {hash:016x}", stem(file))

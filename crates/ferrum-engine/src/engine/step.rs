@@ -89,9 +89,12 @@ impl StepLoop<'_> {
         let ended = Instant::now();
         let time = ended - flight.started.instant.max(self.last_ended);
         self.last_ended = ended;
-        // Steps with prompt tokens do not count for the speedup of drafts.
+        // Steps with prompt tokens do not count for the speedup of drafts. What is computed again counts for drafts alone, as it
+        // comes of one.
+        let replays = plan.sequences().iter().any(|scheduled| scheduled.replay);
         if let (Some(draft), Some(drafted)) = (&mut self.draft, flight.drafted)
             && plan.sequences().iter().all(ScheduledSequence::is_decode)
+            && (drafted || !replays)
         {
             let tokens = (self.generated - before) as usize;
             let sequences = plan.sequences().len();

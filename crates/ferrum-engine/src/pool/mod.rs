@@ -202,7 +202,7 @@ impl<S: BuildHasher> BlockPool<S> {
         let Some(states) = &mut self.states else {
             return true;
         };
-        table.saved_state = states.take_working();
+        table.saved_state = states.take_saved();
         self.record_states();
         table.saved_state.is_some()
     }

@@ -80,9 +80,18 @@ impl StatePool {
         self.take(SlotUse::Working)
     }
 
+    /// A slot for a copy of a sequence's state, for one step. Such copies leave half of the checkpoints alone.
+    pub(super) fn take_saved(&mut self) -> Option<StateSlot> {
+        if self.free.is_empty() && self.checkpoints.len() > self.max_checkpoints / 2 {
+            self.forget_oldest();
+        }
+        self.take(SlotUse::Working)
+    }
+
     /// A slot for a new checkpoint, if there may be another.
     pub(super) fn take_filling(&mut self) -> Option<StateSlot> {
-        if self.checkpoints.len() + self.filling >= self.max_checkpoints {
+        let all = self.checkpoints.len() + self.filling >= self.max_checkpoints;
+        if all || self.free.is_empty() {
             self.forget_oldest();
         }
         if self.checkpoints.len() + self.filling >= self.max_checkpoints {

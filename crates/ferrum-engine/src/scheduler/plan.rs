@@ -412,10 +412,11 @@ impl Scheduler {
             let checkpoint = policy.map_or(usize::MAX, |policy| policy.max_draft(seq.tokens.len()));
             let most = left.tokens.min(left.rows).min(checkpoint);
             let draft = seq.draft.len().min(most).min(room - seq.tokens.len());
-            if draft == 0
-                || !self.pool.grow(&mut seq.table, seq.tokens.len() + draft)
-                || !self.pool.save_state(&mut seq.table)
-            {
+            if draft == 0 || !self.pool.save_state(&mut seq.table) {
+                continue;
+            }
+            if !self.pool.grow(&mut seq.table, seq.tokens.len() + draft) {
+                self.pool.settle_state(&mut seq.table, false);
                 continue;
             }
             left.tokens -= draft;

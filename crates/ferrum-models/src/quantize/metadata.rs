@@ -547,6 +547,24 @@ fn routing(out: &mut Writer, model: &HfModel<'_>, moe: &MoeSpec) -> Result<()> {
     }
 }
 
+/// How many frequencies turn by each of a place's four numbers. In a text they are the same number, and files say it
+/// nevertheless.
+fn position_sections(model: &HfModel<'_>) -> Result<[i32; 4]> {
+    let config = model.folder.config.text_config()?;
+    let mut stated = None;
+    for key in ["rope_parameters", "rope_scaling"] {
+        let section = config.section(key)?;
+        let sizes = section.map(|section| section.usizes("mrope_section"));
+        stated = stated.or(sizes.transpose()?.flatten());
+    }
+    let stated = stated.unwrap_or_else(|| vec![11, 11, 10]);
+    let mut sections = [0; 4];
+    for (section, stated) in sections.iter_mut().zip(stated) {
+        *section = i32::try_from(stated).unwrap_or(i32::MAX);
+    }
+    Ok(sections)
+}
+
 fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
     let Some(rope) = model.spec.ropes.first() else {
         return Ok(());
@@ -562,6 +580,10 @@ fn rope(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         set(out, model, "rope.dimension_count", size(rope.rot_dim))?;
     }
     set(out, model, "rope.freq_base", rope.theta)?;
+    if matches!(model.arch, "qwen35" | "qwen35moe") {
+        let sections = ArrayBuf::from_numbers(position_sections(model)?);
+        set(out, model, "rope.dimension_sections", &sections)?;
+    }
     let turns = |rope: &&RopeSpec| !matches!(rope.scaling, RopeScaling::Temperature { .. });
     if let Some(local) = model.spec.ropes.get(1).filter(turns) {
         set(out, model, "rope.freq_base_swa", local.theta)?;

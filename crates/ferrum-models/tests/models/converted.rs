@@ -18,7 +18,8 @@ use std::fs::File;
 use std::path::Path;
 
 /// Fixtures that no file is made of, and a part of what is said of each.
-const REFUSED: [(&str, &str); 31] = [
+const REFUSED: [(&str, &str); 32] = [
+    ("deepseek3-fp8", "quantised already"),
     ("deepseek3-halves", "a rotation of halves"),
     ("falcon-every-head", "query_key_value.bias"),
     ("gpt-oss-blocks", "quantised already"),
@@ -138,7 +139,7 @@ fn every_family_computes_on_the_files_made_of_it() {
             // What activations of eight bits change.
             let plain = logits::<_, Moe<Dequantized>>(&exact, &model, &whole.tokens);
             let (kl, same) = compare(&plain, &found, vocab);
-            let near = kl < if experts { 5e-2 } else { 1e-2 } && (experts || same >= 0.7);
+            let near = kl < if experts { 1e-1 } else { 1e-2 } && (experts || same >= 0.7);
             check(near, format!("KL {kl:.1e} from itself in f32, {same:.2}"));
             if share > 0.75 {
                 in_blocks.insert((family_for(&source).unwrap().name, ty));

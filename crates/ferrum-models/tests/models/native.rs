@@ -88,6 +88,7 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
         "llama-fp8-channel",
         "llama-fp8-block",
         "qwen3-moe-fp8",
+        "deepseek3-fp8",
         "llama-fp8-odd",
     ] {
         let dir = fixtures().join(name);
@@ -119,6 +120,7 @@ fn what_is_dequantised_is_named() {
         ("qwen3-moe-gptq4-order", vec![]),
         ("llama-fp8-channel", vec![]),
         ("qwen3-moe-fp8", vec![]),
+        ("deepseek3-fp8", vec!["FP8"]),
         ("llama-fp8-odd", vec!["FP8"]),
     ];
     for (name, expected) in cases {
