@@ -428,7 +428,9 @@ fn scales(out: &mut Writer, model: &HfModel<'_>) -> Result<()> {
         .iter()
         .zip(values)
     {
-        if is_granite || scale != 1.0 {
+        // Readers of these ask for it, even where it is 1.
+        let is_asked = matches!(model.arch, "command-r" | "cohere2") && *name == "logit_scale";
+        if is_granite || is_asked || scale != 1.0 {
             set(out, model, name, scale)?;
         }
     }
