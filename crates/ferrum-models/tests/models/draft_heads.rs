@@ -49,6 +49,7 @@ fn heads() -> Vec<(DraftHead, Model, PathBuf)> {
         mtp("qwen35-mtp", "qwen35-mtp"),
         mtp("qwen35-mtp/model.gguf", "qwen35-mtp"),
         mtp("qwen3-next-mtp", "qwen3-next-mtp"),
+        mtp("qwen3-next-mtp/model.gguf", "qwen3-next-mtp"),
         eagle("qwen3-eagle3", "qwen3"),
         eagle("llama3-eagle3", "llama3-untied"),
     ]
@@ -269,6 +270,7 @@ fn heads_read_where_their_files_say() {
         vec![AuxHiddenPoint::FinalNorm],
         vec![AuxHiddenPoint::FinalNorm],
         vec![AuxHiddenPoint::FinalNorm],
+        vec![AuxHiddenPoint::FinalNorm],
         points(&[0, 1, 1]),
         points(&[0, 1]),
     ];
@@ -302,7 +304,7 @@ fn converted(folder: &str) -> (tempfile::TempDir, Vec<String>) {
 
 #[test]
 fn conversions_keep_the_layer_where_files_have_it() {
-    for name in ["glm4-moe-mtp", "qwen35-mtp"] {
+    for name in ["glm4-moe-mtp", "qwen35-mtp", "qwen3-next-mtp"] {
         let (dir, mut names) = converted(name);
         let path = dir.path().join("model.gguf");
         // The same tensors as in a file of another writer.

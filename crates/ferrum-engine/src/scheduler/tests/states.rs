@@ -96,6 +96,28 @@ fn a_prefix_goes_up_to_the_longest_kept_state() {
 }
 
 #[test]
+fn drafts_leave_half_of_the_checkpoints() {
+    let config = SchedulerConfig {
+        max_seqs: 4,
+        state_checkpoint_interval: 0,
+        ..CONFIG
+    };
+    let mut sim = with_states(config, &[(200, None)], 2, 4);
+    for n in 1..5 {
+        cached(&mut sim, vec![n; 9]);
+    }
+    assert_eq!(sim.scheduler.pool().kept_states(), 4);
+    // Too short for a checkpoint of their own. All of them run, so no slot is free.
+    for n in 5..9 {
+        sim.add(new(0, vec![n; 2]), 60);
+    }
+    sim.drafts = true;
+    sim.drain();
+    assert!(sim.gained > 10, "{}", sim.gained);
+    assert_eq!(sim.scheduler.pool().kept_states(), 2);
+}
+
+#[test]
 fn the_state_that_was_used_longest_ago_goes_first() {
     let config = SchedulerConfig {
         state_checkpoint_interval: 0,
