@@ -13,7 +13,7 @@ use ferrum_formats::chat_template::ChatTemplate;
 use ferrum_formats::hub::DownloadScope;
 use ferrum_formats::kv_blocks::KvBlockKey;
 use ferrum_formats::tokenizer::Tokenizer;
-use ferrum_formats::{Gguf, LoraFolder, ModelSource};
+use ferrum_formats::{Gguf, LoraFolder, ModelSource, Shown};
 use ferrum_models::{Model, ModelKind, RunnerConfig, read_model};
 use ferrum_types::TokenId;
 use std::collections::BTreeSet;
@@ -254,6 +254,30 @@ pub(crate) fn load_sized(
     Ok((loaded, placement))
 }
 
+/// Says which tensors of the file the model does without: a bias or a norm that is left out changes every answer.
+fn warn_of_unused(model: &Model) {
+    let unused = model.unused_tensors();
+    if !unused.is_empty() {
+        ui::say_once(&format!(
+            "warning: {} does not use {} of the tensors in {}, so answers may be wrong: {}",
+            model.family.name,
+            unused.len(),
+            model.tensors().path_hint().display(),
+            first_names(&unused, 3)
+        ));
+    }
+}
+
+/// At most `most` names, and how many there are beside them.
+pub(crate) fn first_names(names: &[&str], most: usize) -> String {
+    let shown = names.iter().take(most);
+    let shown: Vec<_> = shown.map(|name| Shown(name).to_string()).collect();
+    match names.len().saturating_sub(most) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 /// Loads the model onto open devices, and its draft head if there is one, with a progress bar on a terminal.
 pub(crate) fn load_on(
     placement: &Placement,
@@ -265,6 +289,7 @@ pub(crate) fn load_on(
     if !placement.is_whole() {
         ui::detail(&format!("note: the layers are on {placement}"));
     }
+    warn_of_unused(model);
     let dequantized = placement.dequantized_types(model);
     if !dequantized.is_empty() {
         let to = placement

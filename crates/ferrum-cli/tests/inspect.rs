@@ -3,8 +3,9 @@
 
 mod command;
 
-use command::{fails, json, ok, root};
-use serde_json::Value;
+use command::{fails, ferrum, json, ok, root, stderr};
+use serde_json::{Value, json as value};
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 
@@ -179,4 +180,38 @@ fn the_memory_plan_is_within_five_percent_of_a_run() {
             "{model:?} used {used}, planned {planned}: {ratio}"
         );
     }
+}
+
+/// A bias that is left out changes every answer, so it is said.
+#[test]
+fn tensors_that_nothing_reads_are_said() {
+    let (from, to) = (
+        root().join("fixtures/models/qwen3"),
+        tempfile::tempdir().unwrap(),
+    );
+    fs::copy(from.join("config.json"), to.path().join("config.json")).unwrap();
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let (len, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*len) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let name = "model.layers.0.self_attn.q_proj.bias";
+    let ends = [data.len(), data.len() + 8];
+    header[name] = value!({"dtype": "F32", "shape": [2], "data_offsets": ends});
+    let header = header.to_string();
+    let len = (header.len() as u64).to_le_bytes();
+    let file = [&len, header.as_bytes(), data, &[0; 8]].concat();
+    fs::write(to.path().join("model.safetensors"), file).unwrap();
+    let path = to.path().display().to_string();
+    assert_eq!(
+        json(&["inspect", "--json", &path])["unused_tensors"],
+        value!([name])
+    );
+    assert!(ok(&["inspect", &path]).contains(&format!("unused        1: {name}\n")));
+    let logits = |path| stderr(&ferrum(&["logits", "--model", path, "--tokens", "1,2,3"]));
+    let said = logits(&path);
+    let expected = format!(
+        "warning: qwen3 does not use 1 of the tensors in {path}/model.safetensors, so answers may be wrong: {name}"
+    );
+    assert!(said.contains(&expected), "{said}");
+    assert!(!logits(&from.display().to_string()).contains("does not use"));
 }

@@ -10,7 +10,7 @@ use ferrum_types::{Error, Result};
 use std::path::Path;
 
 /// Tensors of maps in GGUF files, in their order: those of sentence-transformers' modules 2 and 3 (llama.cpp).
-const GGUF_NAMES: [&str; 2] = ["dense_2.weight", "dense_3.weight"];
+pub(crate) const GGUF_NAMES: [&str; 2] = ["dense_2.weight", "dense_3.weight"];
 
 /// The file that a module's folder has its numbers in.
 const WEIGHTS: &str = "model.safetensors";

@@ -45,6 +45,7 @@ mod rope;
 mod runner;
 mod spec;
 mod stored;
+mod unused;
 pub mod vision;
 mod weight_shard;
 mod weights;

@@ -69,6 +69,11 @@ pub(crate) fn inspect(args: &InspectArgs) -> Outcome {
     }
     let mut text = describe_spec(&model);
     text += &describe_tensors(model.tensors());
+    let unused = model.unused_tensors();
+    if !unused.is_empty() {
+        let names = load_model::first_names(&unused, 20);
+        let _ = writeln!(text, "unused        {}: {names}", unused.len());
+    }
     match &tokenizer {
         Ok(tokenizer) => text += &describe_tokenizer(tokenizer),
         Err(failure) => _ = writeln!(text, "tokenizer     none: {failure}"),
@@ -506,6 +511,7 @@ fn as_json(
             "peak_bytes": plan.peak(),
         },
         "tensors": tensors_json(model.tensors()),
+        "unused_tensors": model.unused_tensors(),
     }))
 }
 

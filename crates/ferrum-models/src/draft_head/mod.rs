@@ -29,7 +29,7 @@ use eagle3::Eagle3;
 use ferrum_kernels::LlmBackend;
 use ferrum_types::{Result, TokenId};
 use mtp::Mtp;
-pub(crate) use mtp::{MtpLayer, MtpNames};
+pub(crate) use mtp::{MtpLayer, MtpNames, further_layers};
 use std::sync::Arc;
 
 /// A draft head that has been understood: what it is, and where its weights are.

@@ -121,6 +121,12 @@ pub fn read_mtp(target: &Model) -> Result<DraftHead> {
     })
 }
 
+/// How many layers of the file of a model predict further tokens, by what it says.
+pub(crate) fn further_layers(model: &Model) -> usize {
+    let stated = count(model).ok().and_then(|(count, _)| count);
+    stated.unwrap_or(0)
+}
+
 /// How many such layers a model says it has, if it says that, and in which field.
 fn count(target: &Model) -> Result<(Option<usize>, String)> {
     match &target.source {

@@ -9,8 +9,9 @@ use ferrum_kernels::cpu::CpuBackend;
 use ferrum_models::{
     AttentionSpec, DecoderSpec, DecoderTensor, Family, FeedForwardSpec, LinearAttentionSpec, Model,
     Moe, Native, RankShard, ShardAxis, ShardBoundaries, ShardUnit, TensorId, TensorLocation,
-    TensorPart, TensorRole, TensorShape, WeightNames, WeightPolicy, families::FAMILIES,
+    TensorPart, TensorRole, TensorShape, WeightNames, WeightPolicy, families::FAMILIES, read_model,
 };
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -182,6 +183,7 @@ fn check(model: &Model, path: &Path) {
         expected(model, &tensor, &mut expected_all);
     }
     assert_eq!(found(model, &expected_all), expected_all, "{path}");
+    assert_eq!(model.unused_tensors(), [""; 0], "{path}");
     let ids: BTreeSet<_> = model.spec.tensors().map(|tensor| tensor.id).collect();
     assert_eq!(ids.len(), model.spec.tensors().count(), "{path}");
     for tensor in model.spec.tensors() {
@@ -235,6 +237,57 @@ fn it_is_what_the_files_of_every_fixture_hold() {
     let all: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
     assert_eq!(families, all);
     assert!(files >= 20, "{files} GGUF files");
+}
+
+/// What a decoder does not read of a file is named, unless files are known to hold it.
+#[test]
+fn tensors_that_nothing_reads_are_named() {
+    let (from, to) = (fixtures().join("qwen3-moe"), tempfile::tempdir().unwrap());
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: BTreeMap<_, _> = file.tensors().into_iter().collect();
+    let unread = [
+        "model.layers.0.mlp.experts.1.up_proj.bias",
+        "model.layers.0.mlp.experts.77.up_proj.weight",
+        "model.layers.1.self_attn.q_proj.bias",
+        "model.layers.1.self_attn.q_proj.scale",
+        "model.layers.2.post_feedforward_layernorm.weight",
+        "model.layers.3.eh_proj.weight",
+        "score.weight",
+    ];
+    let beside = [
+        "model.layers.0.mlp.experts.1.up_proj.g_idx",
+        "model.layers.0.self_attn.k_proj.k_scale",
+        "model.layers.0.self_attn.k_scale",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.visual.blocks.0.norm1.weight",
+        "mtp.fc.weight",
+    ];
+    let (zeros, ones) = ([0; 8], [1; 8]);
+    let view = |bytes| TensorView::new(Dtype::F32, vec![2], bytes).unwrap();
+    for name in unread.iter().chain(&beside) {
+        assert!(tensors.insert((*name).to_owned(), view(&ones)).is_none());
+    }
+    // A bias of zeros adds nothing.
+    tensors.insert("model.layers.1.self_attn.o_proj.bias".into(), view(&zeros));
+    serialize_to_file(tensors, None, &to.path().join("model.safetensors")).unwrap();
+    std::fs::copy(from.join("config.json"), to.path().join("config.json")).unwrap();
+    let model = open(to.path());
+    let mut unused = model.unused_tensors();
+    unused.sort_unstable();
+    assert_eq!(unused, unread);
+    let mut models = 0;
+    for entry in std::fs::read_dir(fixtures().join("../drafts")).unwrap() {
+        let folder = entry.unwrap().path();
+        for path in [folder.clone(), folder.join("model.gguf")] {
+            let source = ModelSource::open(&path).ok();
+            if let Some(model) = source.and_then(|source| read_model(source).ok()) {
+                assert_eq!(model.unused_tensors(), [""; 0], "{}", path.display());
+                models += 1;
+            }
+        }
+    }
+    assert!(models >= 12, "{models} models with heads");
 }
 
 #[test]
