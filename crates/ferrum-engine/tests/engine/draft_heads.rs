@@ -62,6 +62,7 @@ impl Pair {
             Self::mtp("drafts/deepseek3-mtp"),
             Self::mtp("drafts/glm4-moe-mtp"),
             Self::mtp("drafts/qwen35-mtp"),
+            Self::mtp("drafts/qwen35-moe-mtp"),
             Self::mtp("drafts/qwen3-next-mtp"),
             Self::eagle3("models/qwen3", "drafts/qwen3-eagle3"),
             Self::eagle3("models/llama3-untied", "drafts/llama3-eagle3"),

@@ -48,6 +48,8 @@ fn heads() -> Vec<(DraftHead, Model, PathBuf)> {
         mtp("glm4-moe-mtp/model.gguf", "glm4-moe-mtp"),
         mtp("qwen35-mtp", "qwen35-mtp"),
         mtp("qwen35-mtp/model.gguf", "qwen35-mtp"),
+        mtp("qwen35-moe-mtp", "qwen35-moe-mtp"),
+        mtp("qwen35-moe-mtp/model.gguf", "qwen35-moe-mtp"),
         mtp("qwen3-next-mtp", "qwen3-next-mtp"),
         mtp("qwen3-next-mtp/model.gguf", "qwen3-next-mtp"),
         eagle("qwen3-eagle3", "qwen3"),
@@ -304,7 +306,12 @@ fn converted(folder: &str) -> (tempfile::TempDir, Vec<String>) {
 
 #[test]
 fn conversions_keep_the_layer_where_files_have_it() {
-    for name in ["glm4-moe-mtp", "qwen35-mtp", "qwen3-next-mtp"] {
+    for name in [
+        "glm4-moe-mtp",
+        "qwen35-mtp",
+        "qwen35-moe-mtp",
+        "qwen3-next-mtp",
+    ] {
         let (dir, mut names) = converted(name);
         let path = dir.path().join("model.gguf");
         // The same tensors as in a file of another writer.
