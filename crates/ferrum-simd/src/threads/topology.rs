@@ -83,6 +83,35 @@ pub fn memory() -> Option<DeviceMemory> {
     memory_below(Path::new("/"))
 }
 
+/// Where a version of Linux's control groups tells of memory.
+struct GroupVersion {
+    /// What `/proc/self/cgroup` calls it.
+    controller: &'static str,
+    /// Where groups are mounted.
+    root: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// The fields of `memory.stat` for cached pages of files.
+    cached: [&'static str; 2],
+}
+
+const GROUP_VERSIONS: [GroupVersion; 2] = [
+    GroupVersion {
+        controller: "",
+        root: "sys/fs/cgroup",
+        limit: "memory.max",
+        used: "memory.current",
+        cached: ["inactive_file", "active_file"],
+    },
+    GroupVersion {
+        controller: "memory",
+        root: "sys/fs/cgroup/memory",
+        limit: "memory.limit_in_bytes",
+        used: "memory.usage_in_bytes",
+        cached: ["total_inactive_file", "total_active_file"],
+    },
+];
+
 /// [`memory`] of the system whose files lie below `root`.
 pub fn memory_below(root: &Path) -> Option<DeviceMemory> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
@@ -98,24 +127,33 @@ pub fn memory_below(root: &Path) -> Option<DeviceMemory> {
     };
     // Each group above the process's own has a limit, too; in a container the path may begin above what is mounted.
     let groups = read(Path::new("proc/self/cgroup")).unwrap_or_default();
-    let group = |line: &str| Some(line.split_once("::/")?.1.to_owned());
-    let own = groups.lines().find_map(group).unwrap_or_default();
-    for group in Path::new(&own).ancestors() {
-        let folder = Path::new("sys/fs/cgroup").join(group);
-        let number = |file: &str| read(&folder.join(file))?.trim().parse::<u64>().ok();
-        let (Some(limit), Some(used)) = (number("memory.max"), number("memory.current")) else {
-            continue;
+    for version in &GROUP_VERSIONS {
+        let group = |line: &str| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let own = controllers
+                .split(',')
+                .any(|name| name == version.controller);
+            own.then(|| path.trim_start_matches('/').to_owned())
         };
-        // Cached pages of files are reclaimable.
-        let stat = read(&folder.join("memory.stat")).unwrap_or_default();
-        let file = stat
-            .lines()
-            .find_map(|line| line.strip_prefix("inactive_file "));
-        let file = file.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-        memory.total = memory.total.min(limit);
-        memory.free = memory
-            .free
-            .min(limit.saturating_sub(used.saturating_sub(file)));
+        let own = groups.lines().find_map(group).unwrap_or_default();
+        for group in Path::new(&own).ancestors() {
+            let folder = Path::new(version.root).join(group);
+            let number = |file: &str| read(&folder.join(file))?.trim().parse::<u64>().ok();
+            let (Some(limit), Some(used)) = (number(version.limit), number(version.used)) else {
+                continue;
+            };
+            // Cached pages of files are reclaimable.
+            let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+            let of_files = |line: &str| {
+                let (name, bytes) = line.split_once(' ')?;
+                let cached = version.cached.contains(&name);
+                cached.then(|| bytes.trim().parse::<u64>().ok())?
+            };
+            let cached = stat.lines().filter_map(of_files).sum();
+            memory.total = memory.total.min(limit);
+            let left = limit.saturating_sub(used.saturating_sub(cached));
+            memory.free = memory.free.min(left);
+        }
     }
     Some(memory)
 }

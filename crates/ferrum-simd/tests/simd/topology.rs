@@ -88,11 +88,24 @@ fn memory_is_what_the_machine_and_its_groups_leave() {
     write("sys/fs/cgroup/a/memory.current", "30000\n");
     write(
         "sys/fs/cgroup/a/memory.stat",
-        "anon 1\ninactive_file 8000\n",
+        "anon 1\ninactive_file 5000\nactive_file 3000\n",
     );
     assert_eq!(memory_below(&root), memory(28_000, 50_000));
     write("sys/fs/cgroup/a/memory.current", "90000\n");
     assert_eq!(memory_below(&root), memory(0, 50_000));
+    // The first version of groups, whose root has a number for no limit.
+    write("proc/self/cgroup", "8:pids:/d\n4:cpuset,memory:/c\n0::/\n");
+    for (path, limit, used, cached) in [
+        ("", "9223372036854771712", "60000", 10_000),
+        ("/c", "40000", "9000", 4000),
+    ] {
+        let file = |name| format!("sys/fs/cgroup/memory{path}/memory.{name}");
+        write(&file("limit_in_bytes"), limit);
+        write(&file("usage_in_bytes"), used);
+        let stat = format!("active_file 1\ntotal_inactive_file {cached}\ntotal_active_file 10\n");
+        write(&file("stat"), &stat);
+    }
+    assert_eq!(memory_below(&root), memory(35_010, 40_000));
     std::fs::remove_dir_all(&root).unwrap();
 }
 
