@@ -43,6 +43,10 @@ pub(crate) fn tell(kept: &CacheWriter) {
     }
     match kept.outcome() {
         CacheOutcome::Hit => ui::detail("note: the packed weights come from the cache"),
+        CacheOutcome::Streamed { bytes } => ui::say(&format!(
+            "note: the packed weights ({}) are more than memory has room for: they are read from the cache when they are used",
+            human_bytes(*bytes)
+        )),
         CacheOutcome::Skipped(reason) => {
             ui::detail(&format!("note: the packed weights are not kept: {reason}"));
         }
@@ -71,6 +75,8 @@ pub(crate) fn finish(mut kept: CacheWriter) {
 pub(crate) fn word(kept: &CacheWriter) -> &'static str {
     match kept.outcome() {
         CacheOutcome::Hit => "cache",
-        CacheOutcome::Written { .. } | CacheOutcome::Skipped(_) => "packed",
+        CacheOutcome::Written { .. } | CacheOutcome::Streamed { .. } | CacheOutcome::Skipped(_) => {
+            "packed"
+        }
     }
 }

@@ -5,9 +5,9 @@
 
 use crate::identity::FileIdentity;
 use crate::{FormatError, Result};
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 use std::fs::File;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// Immutable bytes of a whole file.
@@ -45,6 +45,18 @@ impl Bytes {
         let identity = file.metadata().ok();
         let identity = identity.and_then(|meta| FileIdentity::new(path, &meta));
         Ok(Bytes::Mapped(map, identity.map(Box::new)))
+    }
+
+    /// Maps a part of an open file whose name for messages is `path`.
+    pub(crate) fn map_part(file: &File, path: &Path, part: Range<usize>) -> Result<Self> {
+        if part.is_empty() {
+            return Ok(Bytes::Static(&[]));
+        }
+        let mut options = MmapOptions::new();
+        options.offset(part.start as u64).len(part.len());
+        // SAFETY: as in `map`; files that are mapped in parts are our own and only grow.
+        let map = unsafe { options.map(file) }.map_err(|e| FormatError::io(path, "map", &e))?;
+        Ok(Bytes::Mapped(map, None))
     }
 
     /// What the mapped file was when it was opened; `None` for what is no file.

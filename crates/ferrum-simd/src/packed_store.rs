@@ -164,7 +164,7 @@ impl PackedKey {
 
 impl Exec {
     /// The weight that the store has for what `key` adds to the name of the operation; else what `pack` makes,
-    /// which the store is given.
+    /// which the store is given, and may put elsewhere.
     pub fn restore_or<T: Packable>(
         &self,
         op: &str,
@@ -185,8 +185,9 @@ impl Exec {
             panels: Vec::new(),
         };
         packed.describe(&mut entry);
-        store.put(name, entry);
-        Ok(packed)
+        let moved = store.put(name, entry);
+        let moved = moved.and_then(|entry| self.restore(&entry));
+        Ok(moved.unwrap_or(packed))
     }
 
     /// The weight of an entry; `None` for one that describes no weight, another level's, or one of another size.

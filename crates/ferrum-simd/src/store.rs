@@ -7,8 +7,9 @@ pub trait PackedStore: Send + Sync {
     /// What was kept under `key`, in memory that begins at a multiple of 64.
     fn get(&self, key: &PackedKey) -> Option<PackedEntry>;
 
-    /// Keeps what was packed, in this process or beyond it.
-    fn put(&self, key: PackedKey, entry: PackedEntry);
+    /// Keeps what was packed, in this process or beyond it. Returns what to compute with in its place, in memory as that of
+    /// [`get`](Self::get); `None`: what was packed.
+    fn put(&self, key: PackedKey, entry: PackedEntry) -> Option<PackedEntry>;
 }
 
 /// What a weight was packed from, as bytes: shapes, types, and the ends of each tensor. They tell the

@@ -3,6 +3,10 @@
 //! Weights that are in the cache are mapped. Those that are not are packed as ever, and written by a thread of
 //! its own with the lowest priority, from the memory that the model computes with: the first start is as fast as
 //! without a cache. [`CacheWriter`] stands for that thread.
+//!
+//! A model that memory has no room for computes with the mapped file from the first start: each weight is written as soon
+//! as it is packed, and pages are read when they are used. Of a layer with experts, those that no token is sent to stay on
+//! the disk.
 
 use crate::priority::set_nice;
 use ferrum_formats::weight_cache::{
@@ -13,7 +17,7 @@ use ferrum_kernels::cpu::{CpuBackend, PackedEntry, PackedKey, PackedStore, Share
 use ferrum_models::Model;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// What a cache did for a model that was loaded.
@@ -23,6 +27,11 @@ pub enum CacheOutcome {
     Hit,
     /// The weights were packed, and are being written.
     Written {
+        /// Bytes that the file takes.
+        bytes: u64,
+    },
+    /// The weights were packed into the file, as memory has no room for them; they are read when they are used.
+    Streamed {
         /// Bytes that the file takes.
         bytes: u64,
     },
@@ -61,6 +70,16 @@ impl CacheWriter {
     /// What was wrong with the weights that the cache had, and has no longer.
     pub fn damaged(&self) -> Option<&str> {
         self.damaged.as_deref()
+    }
+
+    /// Why the weights are not kept, if they are not.
+    pub fn why_skipped(&self) -> Option<&str> {
+        match &self.outcome {
+            CacheOutcome::Skipped(reason) => Some(reason),
+            CacheOutcome::Hit | CacheOutcome::Written { .. } | CacheOutcome::Streamed { .. } => {
+                None
+            }
+        }
     }
 
     /// Whether weights are still being written.
@@ -125,8 +144,19 @@ pub(crate) struct LoadStore {
     key: CacheKey,
     file: Option<Arc<PackedFile>>,
     damaged: Option<String>,
+    stream: Mutex<Stream>,
     /// All weights of the model, in the order of their loading.
     loaded: Mutex<Loaded>,
+}
+
+/// What becomes of weights while they are packed.
+enum Stream {
+    /// They stay in memory.
+    InMemory,
+    /// They are written, and computed with as they lie in the file.
+    ToFile(Box<Writer>),
+    /// They should be written, and stay in memory; with the reason.
+    Failed(String),
 }
 
 #[derive(Default)]
@@ -138,12 +168,13 @@ struct Loaded {
 }
 
 impl LoadStore {
-    /// The store of a model for a layout of panels; else why there is none.
+    /// The store of a model for a layout of panels; else why there is none. With `streamed`, memory has no room for the weights,
+    /// which take that many bytes.
     pub(crate) fn open(
         cache: &WeightCache,
         model: &Model,
-        layout: String,
-        threads: usize,
+        (layout, threads): (String, usize),
+        streamed: Option<u64>,
     ) -> Result<Self, String> {
         if !cache.is_for(model.tensors().total_bytes()) {
             return Err("the model is small".into());
@@ -155,45 +186,77 @@ impl LoadStore {
         let key = CacheKey::new(files, layout);
         let found = cache.find(&key, threads).map_err(|e| e.to_string())?;
         let (file, damaged) = match found {
-            CacheLookup::Ready(file) => (Some(populated(file)), None),
+            CacheLookup::Ready(file) => (Some(mark_used(file, streamed.is_none())), None),
             CacheLookup::Absent => (None, None),
             CacheLookup::Damaged(fault) => (None, Some(fault.to_string())),
+        };
+        let stream = match (streamed, &file) {
+            // Panels are padded, and some packed forms take a little more.
+            (Some(bytes), None) => match reserve(cache, &key, bytes + bytes / 8 + (1 << 20)) {
+                Ok(writer) => Stream::ToFile(writer),
+                Err(reason) => Stream::Failed(reason),
+            },
+            _ => Stream::InMemory,
         };
         Ok(Self {
             cache: cache.clone(),
             key,
             file,
             damaged,
+            stream: Mutex::new(stream),
             loaded: Mutex::default(),
         })
     }
 
-    /// To be called when all weights are loaded: has what was packed be written.
-    pub(crate) fn finish(&self) -> CacheWriter {
-        let mut kept = self.keep();
-        kept.damaged.clone_from(&self.damaged);
-        kept
+    /// Why weights stay in memory that has no room for them.
+    pub(crate) fn why_not_streamed(&self) -> Option<String> {
+        match &*self.stream() {
+            Stream::Failed(reason) => Some(reason.clone()),
+            Stream::InMemory | Stream::ToFile(_) => None,
+        }
     }
 
-    fn keep(&self) -> CacheWriter {
+    /// To be called when all weights are loaded: has what was packed be written.
+    ///
+    /// # Errors
+    /// When weights that the model computes with could not be written.
+    pub(crate) fn finish(&self) -> ferrum_types::Result<CacheWriter> {
+        let mut kept = self.keep()?;
+        kept.damaged.clone_from(&self.damaged);
+        Ok(kept)
+    }
+
+    fn keep(&self) -> ferrum_types::Result<CacheWriter> {
         let loaded = std::mem::take(&mut *self.loaded());
         if !loaded.packed {
-            return CacheWriter::of(CacheOutcome::Hit);
+            return Ok(CacheWriter::of(CacheOutcome::Hit));
         }
         let all = |entries: &[NewEntry<'_>]| entries.iter().map(NewEntry::bytes).sum();
         let bytes = with_entries(&loaded.entries, all);
-        let writer = match self.cache.reserve(&self.key, bytes) {
-            Ok(WriteReservation::Granted(writer)) => writer,
-            Ok(WriteReservation::Busy) => {
-                return CacheWriter::skipped("another process is writing them");
+        match std::mem::replace(&mut *self.stream(), Stream::InMemory) {
+            Stream::InMemory => {}
+            Stream::ToFile(mut writer) => {
+                writer.sync()?;
+                return Ok(match self.cache.finish(&mut writer) {
+                    Ok(()) => CacheWriter::of(CacheOutcome::Streamed { bytes }),
+                    Err(fault) => CacheWriter::skipped(fault.to_string()),
+                });
             }
-            Ok(WriteReservation::Refused(reason)) => return CacheWriter::skipped(reason),
-            Err(fault) => return CacheWriter::skipped(fault.to_string()),
+            Stream::Failed(reason) => return Ok(CacheWriter::skipped(reason)),
+        }
+        Ok(self.write_behind(loaded.entries, bytes))
+    }
+
+    /// Has entries be written by a thread, from the memory that the model computes with.
+    fn write_behind(&self, entries: Vec<(EntryName, PackedEntry)>, bytes: u64) -> CacheWriter {
+        let writer = match reserve(&self.cache, &self.key, bytes) {
+            Ok(writer) => writer,
+            Err(reason) => return CacheWriter::skipped(reason),
         };
         let write = Write {
             cache: self.cache.clone(),
             writer,
-            entries: loaded.entries,
+            entries,
         };
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -213,9 +276,50 @@ impl LoadStore {
         }
     }
 
-    fn loaded(&self) -> std::sync::MutexGuard<'_, Loaded> {
+    fn loaded(&self) -> MutexGuard<'_, Loaded> {
         // Nothing that can panic runs under the lock.
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        // Nothing that can panic runs under the lock.
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The entry as it lies in the file that is written while weights are packed, if there is one.
+    fn streamed(&self, name: EntryName, entry: &PackedEntry) -> Option<PackedEntry> {
+        let mut stream = self.stream();
+        let Stream::ToFile(writer) = &mut *stream else {
+            return None;
+        };
+        let panels: Vec<_> = entry.panels.iter().map(SharedBytes::as_slice).collect();
+        let new = NewEntry {
+            name,
+            description: &entry.description,
+            panels: &panels,
+        };
+        match writer.add_mapped(&new) {
+            Ok(written) => {
+                let whole = 0..written.as_ref().len();
+                Some(PackedEntry {
+                    description: entry.description.clone(),
+                    panels: vec![SharedBytes::of_owner(Arc::new(written), whole)?],
+                })
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, "the packed weights that are left stay in memory, which has no room for them");
+                *stream = Stream::Failed(fault.to_string());
+                None
+            }
+        }
+    }
+
+    /// What was streamed under a name: tied weights are loaded twice.
+    fn streamed_before(&self, name: &EntryName) -> Option<PackedEntry> {
+        matches!(*self.stream(), Stream::ToFile(_)).then_some(())?;
+        let loaded = self.loaded();
+        let found = loaded.entries.iter().find(|(other, _)| other == name)?;
+        Some(found.1.clone())
     }
 
     fn add(&self, name: EntryName, entry: PackedEntry, packed: bool) {
@@ -235,15 +339,27 @@ impl Loaded {
     }
 }
 
-/// A file whose pages are read and mapped while its first weights are used.
-fn populated(file: PackedFile) -> Arc<PackedFile> {
+/// Room in the cache, or why there is none.
+fn reserve(cache: &WeightCache, key: &CacheKey, bytes: u64) -> Result<Box<Writer>, String> {
+    match cache.reserve(key, bytes).map_err(|e| e.to_string())? {
+        WriteReservation::Granted(writer) => Ok(writer),
+        WriteReservation::Busy => Err("another process is writing them".into()),
+        WriteReservation::Refused(reason) => Err(reason),
+    }
+}
+
+/// A file that is used from now on; with `populate` its pages are read and mapped while its first weights are used.
+fn mark_used(file: PackedFile, populate: bool) -> Arc<PackedFile> {
     let file = Arc::new(file);
     let mapped = Arc::clone(&file);
     let thread = std::thread::Builder::new().name("weight-cache".into());
     // Without it, pages are mapped one by one when they are touched.
     let _ = thread.spawn(move || {
-        CpuBackend::interleave_thread();
-        mapped.use_all();
+        if populate {
+            CpuBackend::interleave_thread();
+            mapped.populate();
+        }
+        mapped.set_used();
     });
     file
 }
@@ -272,7 +388,9 @@ fn with_entries<T>(
 impl PackedStore for LoadStore {
     fn get(&self, key: &PackedKey) -> Option<PackedEntry> {
         let name = entry_name(key.as_bytes());
-        let file = self.file.as_ref()?;
+        let Some(file) = &self.file else {
+            return self.streamed_before(&name);
+        };
         let (description, panels) = file.entry(&name)?;
         let entry = PackedEntry {
             description: description.to_vec(),
@@ -282,40 +400,13 @@ impl PackedStore for LoadStore {
         Some(entry)
     }
 
-    fn put(&self, key: PackedKey, entry: PackedEntry) {
-        self.add(entry_name(key.as_bytes()), entry, true);
+    fn put(&self, key: PackedKey, entry: PackedEntry) -> Option<PackedEntry> {
+        let name = entry_name(key.as_bytes());
+        let moved = self.streamed(name, &entry);
+        self.add(name, moved.clone().unwrap_or(entry), true);
+        moved
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(description: u8) -> PackedEntry {
-        PackedEntry {
-            description: vec![description],
-            panels: Vec::new(),
-        }
-    }
-
-    /// Else the file would be written with it, and the weight packed, at each start.
-    #[test]
-    fn an_entry_that_could_not_be_used_is_replaced() {
-        let names = [b"a", b"b"].map(|name| entry_name(name));
-        let mut loaded = Loaded::default();
-        // Both were found; one was refused, and packed.
-        loaded.add(names[0], entry(1), false);
-        loaded.add(names[1], entry(2), false);
-        assert!(!loaded.packed);
-        loaded.add(names[0], entry(3), true);
-        // Tied weights are found twice.
-        loaded.add(names[1], entry(2), false);
-        assert!(loaded.packed);
-        let kept: Vec<_> = loaded
-            .entries
-            .iter()
-            .map(|(_, entry)| entry.description[0])
-            .collect();
-        assert_eq!(kept, [3, 2]);
-    }
-}
+mod tests;

@@ -177,11 +177,14 @@ impl PackedFile {
         self.key.start - 4
     }
 
-    /// Notes that the file is used, asks for huge pages, and has it read and mapped before it is touched. All of
-    /// that may wait for the disk, so it is for a thread beside the one that computes.
-    pub fn use_all(&self) {
+    /// Asks for huge pages, and has the file read and mapped before it is touched. That waits for the disk, so it is for a
+    /// thread beside the one that computes.
+    pub fn populate(&self) {
         self.bytes.populate();
-        // Without it, the file is removed sooner.
+    }
+
+    /// Notes that the file is used. Without it, the file is removed sooner.
+    pub fn set_used(&self) {
         let state = File::options()
             .write(true)
             .open(self.path.with_extension(STATE));

@@ -126,15 +126,16 @@ impl Folder {
     }
 
     /// Begins a file. To be called under the lock.
-    pub(super) fn writer(&self, stem: &str, key: Vec<u8>) -> Result<Writer> {
+    pub(super) fn writer(&self, stem: &str, key: Vec<u8>, room: u64) -> Result<Writer> {
         let path = self.file(&format!("{stem}.{}", std::process::id()), PARTIAL);
-        let file = private().create_new(true).open(&path);
+        // Read as well: what was written may be mapped before the file is whole.
+        let file = private().read(true).create_new(true).open(&path);
         let file = file.map_err(|e| FormatError::io(&path, "create", &e))?;
         if let Err(TryLockError::Error(e)) = file.try_lock() {
             return Err(FormatError::io(&path, "lock", &e));
         }
         let destination = self.file(stem, EXTENSION);
-        Ok(Writer::new(file, path, destination, key))
+        Ok(Writer::new(file, (path, destination), key, room))
     }
 
     /// Removes abandoned partial files. Returns whether a process is writing the weights called `stem`.

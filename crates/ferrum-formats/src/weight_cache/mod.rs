@@ -16,7 +16,7 @@ mod writer;
 
 pub use file::{EntryName, PackedFile};
 pub use folder::{CachedWeights, WeightState};
-pub use writer::{NewEntry, Writer};
+pub use writer::{NewEntry, Writer, WrittenPanels};
 
 use crate::identity::FileIdentity;
 use crate::{FormatError, Result};
@@ -229,12 +229,12 @@ impl WeightCache {
         for other in &others[..count] {
             self.folder.remove(&other.stem)?;
         }
-        let writer = self.folder.writer(&stem, key.text.clone())?;
+        let writer = self.folder.writer(&stem, key.text.clone(), bytes)?;
         Ok(WriteReservation::Granted(Box::new(writer)))
     }
 
-    /// Writes `entries` to the file of `writer` while `go_on` returns true. Returns whether all are written. If not, another
-    /// call with the same entries continues where this one stopped.
+    /// Writes `entries` to the file of `writer` while `go_on` returns true, and [finishes](Self::finish) it. Returns
+    /// whether all are written. If not, another call with the same entries continues where this one stopped.
     ///
     /// # Errors
     /// [`FormatError::Io`]; the file is removed then.
@@ -244,13 +244,23 @@ impl WeightCache {
         entries: &[NewEntry<'_>],
         go_on: &dyn Fn() -> bool,
     ) -> Result<bool> {
-        let whole = writer.write(entries, go_on)?;
+        let whole = writer.add(entries, go_on)?;
         if whole {
-            // The file was just written, so it needs no verification until the next start of the system.
-            let file = PackedFile::open(&writer.destination)?;
-            self.folder.set_verified(&file);
+            self.finish(writer)?;
         }
         Ok(whole)
+    }
+
+    /// Gives the file of `writer` its name. What was added to it is all that the file holds.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] when it cannot be written, and is removed, or not be opened again.
+    pub fn finish(&self, writer: &mut Writer) -> Result<()> {
+        writer.finish()?;
+        // The file was just written, so it needs no verification until the next start of the system.
+        let file = PackedFile::open(&writer.destination)?;
+        self.folder.set_verified(&file);
+        Ok(())
     }
 
     /// All files in the folder, the most recently used first.

@@ -234,7 +234,7 @@ fn the_least_recently_used_goes_first() {
             .unwrap();
     }
     match setup.cache.find(&keys[0], 1).unwrap() {
-        CacheLookup::Ready(file) => file.use_all(),
+        CacheLookup::Ready(file) => file.set_used(),
         other => panic!("{other:?}"),
     }
     setup.keep(&keys[3], &[("x", bytes(10_000))]);
@@ -439,7 +439,7 @@ fn who_maps_the_same_file_has_the_same_memory() {
     };
     let files = [open(), open()];
     for file in &files {
-        file.use_all();
+        file.populate();
         // Kernels before 5.14 populate nothing that is not touched.
         assert!(file.verify(1));
     }

@@ -1,14 +1,15 @@
 //! Writing a file of packed weights: under another name until it is whole, and removed if it never is.
 
 use super::file::{ALIGN, CHUNK, EntryName, footer_of};
+use crate::bytes::Bytes;
 use crate::{FormatError, Result};
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Write};
 use std::path::PathBuf;
 use twox_hash::xxhash3_64::Hasher;
 
-/// Bytes that are written at once: several huge pages, so that the system keeps them in such, and begins each
-/// where one begins.
+/// Bytes that are written at once: several huge pages, so that the system keeps what is written in one go in such, and
+/// begins each where one begins.
 const AT_ONCE: usize = 8 << 20;
 
 const ZEROS: [u8; ALIGN] = [0; ALIGN];
@@ -44,28 +45,48 @@ pub struct Writer {
     /// Its name when it is whole.
     pub(super) destination: PathBuf,
     key: Vec<u8>,
-    /// Batches that were written.
+    /// Bytes that were reserved for entries.
+    room: u64,
+    /// Bytes of the entries that were added.
+    bytes: usize,
+    /// Their number, and what the table says of them.
+    entries: u64,
+    rows: Vec<u8>,
+    /// Batches that were written of what is being added.
     batches: usize,
     sums: Sums,
     done: bool,
 }
 
 impl Writer {
-    /// Into the file `file` at `path`, which is called `destination` when it is whole.
-    pub(super) fn new(file: File, path: PathBuf, destination: PathBuf, key: Vec<u8>) -> Self {
+    /// Into the file `file` at `path`, which is called `destination` when it is whole. It has `room` for bytes of entries.
+    pub(super) fn new(
+        file: File,
+        (path, destination): (PathBuf, PathBuf),
+        key: Vec<u8>,
+        room: u64,
+    ) -> Self {
         Self {
+            room,
             file,
             path,
             destination,
             key,
+            bytes: 0,
+            entries: 0,
+            rows: Vec::new(),
             batches: 0,
             sums: Sums::default(),
             done: false,
         }
     }
 
-    /// See [`WeightCache::write`](super::WeightCache::write).
-    pub(super) fn write(
+    /// Appends `entries` while `go_on` returns true. Returns whether all are written. If not, another call with the
+    /// same entries continues where this one stopped.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`]; the file is of no use then.
+    pub(super) fn add(
         &mut self,
         entries: &[NewEntry<'_>],
         go_on: &dyn Fn() -> bool,
@@ -82,8 +103,40 @@ impl Writer {
                 .map_err(|e| FormatError::io(&self.path, "write", &e))?;
             self.batches += 1;
         }
-        let table = self.table(entries);
-        let footer = footer_of(panels.bytes, &table);
+        for entry in entries {
+            self.add_row(entry);
+        }
+        self.batches = 0;
+        Ok(true)
+    }
+
+    /// Appends an entry, and maps its panels as they came to lie in the file.
+    ///
+    /// # Errors
+    /// [`FormatError::Source`] when that is more than was reserved, [`FormatError::Io`]; the file is of no use then.
+    pub fn add_mapped(&mut self, entry: &NewEntry<'_>) -> Result<WrittenPanels> {
+        let start = self.bytes;
+        if (start as u64).saturating_add(entry.bytes()) > self.room {
+            let what = "would be larger than the room that was reserved for it";
+            return Err(FormatError::source(&self.path, what, ""));
+        }
+        self.add(std::slice::from_ref(entry), &|| true)?;
+        Bytes::map_part(&self.file, &self.path, start..self.bytes).map(WrittenPanels)
+    }
+
+    /// Waits until what was added is on the disk: a model that computes with it must not lose it.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`]; the file is of no use then.
+    pub fn sync(&mut self) -> Result<()> {
+        let done = self.file.sync_data();
+        done.map_err(|e| FormatError::io(&self.path, "write", &e))
+    }
+
+    /// Writes the table of what was added, and gives the file its name.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        let table = self.table();
+        let footer = footer_of(self.bytes, &table);
         for part in [table, footer] {
             let written = self.file.write_all(&part);
             written.map_err(|e| FormatError::io(&self.path, "write", &e))?;
@@ -91,30 +144,45 @@ impl Writer {
         std::fs::rename(&self.path, &self.destination)
             .map_err(|e| FormatError::io(&self.destination, "rename", &e))?;
         self.done = true;
-        Ok(true)
+        Ok(())
     }
 
-    fn table(&mut self, entries: &[NewEntry<'_>]) -> Vec<u8> {
+    fn add_row(&mut self, entry: &NewEntry<'_>) {
+        let len: usize = entry.panels.iter().map(|part| padded(part.len())).sum();
+        self.rows.extend(entry.name);
+        for number in [self.bytes, len] {
+            self.rows.extend((number as u64).to_le_bytes());
+        }
+        put_text(&mut self.rows, entry.description);
+        self.entries += 1;
+        self.bytes += len;
+    }
+
+    fn table(&mut self) -> Vec<u8> {
         let mut table = Vec::new();
-        let put_text = |table: &mut Vec<u8>, bytes: &[u8]| {
-            // Keys and descriptions are short; a longer one would not be found again.
-            table.extend((bytes.len() as u32).to_le_bytes());
-            table.extend(bytes);
-        };
         put_text(&mut table, &self.key);
         let sums = std::mem::take(&mut self.sums).finish();
         table.extend(sums.into_iter().flat_map(u64::to_le_bytes));
-        table.extend((entries.len() as u64).to_le_bytes());
-        let mut start = 0;
-        for entry in entries {
-            let len = entry.bytes();
-            table.extend(entry.name);
-            table.extend(u64::to_le_bytes(start));
-            table.extend(len.to_le_bytes());
-            put_text(&mut table, entry.description);
-            start += len;
-        }
+        table.extend(self.entries.to_le_bytes());
+        table.append(&mut self.rows);
         table
+    }
+}
+
+/// Bytes after their length.
+fn put_text(table: &mut Vec<u8>, bytes: &[u8]) {
+    // Keys and descriptions are short; a longer one would not be found again.
+    table.extend((bytes.len() as u32).to_le_bytes());
+    table.extend(bytes);
+}
+
+/// Panels of an entry in a file that may still grow.
+#[derive(Debug)]
+pub struct WrittenPanels(Bytes);
+
+impl AsRef<[u8]> for WrittenPanels {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 

@@ -419,31 +419,68 @@ impl Placement {
         (head, cache): (Option<DraftHeadLoad<'_>>, Option<&WeightCache>),
         progress: LoadProgress<'_>,
     ) -> Result<LoadedParts> {
-        let store = cache.map(|cache| self.store(model, cache));
+        let shortage = self.memory_shortage(model, &sizes.0, sizes.1);
+        let streamed = shortage.map(|shortage| shortage.weights);
+        let store = cache.map(|cache| self.store(model, cache, streamed));
         let (placement, store, skipped) = match store {
             Some(Ok((placement, store))) => (placement, Some(store), None),
             Some(Err(reason)) => (self.clone(), None, Some(CacheWriter::skipped(reason))),
             None => (self.clone(), None, None),
         };
+        if let Some(shortage) = shortage {
+            let reason = match (&store, &skipped) {
+                (Some(store), _) => store.why_not_streamed(),
+                (None, Some(skipped)) => skipped.why_skipped().map(str::to_owned),
+                (None, None) => Some("there is no cache of packed weights".into()),
+            };
+            if let Some(reason) = reason {
+                shortage.warn(&reason);
+            }
+        }
         let (session, head) = placement.load_runners(model, sizes, head, progress)?;
+        let kept = store.map(|store| store.finish()).transpose()?;
         Ok(LoadedParts {
             session,
             draft_head: head,
-            kept: store.map(|store| store.finish()).or(skipped),
+            kept: kept.or(skipped),
+        })
+    }
+
+    /// What a model lacks of the free memory, if the CPU has all of it and that is known.
+    fn memory_shortage(
+        &self,
+        model: &Model,
+        config: &RunnerConfig,
+        kv: KvDtype,
+    ) -> Option<MemoryShortage> {
+        let on_cpu = matches!(self.last.device, BackendDispatch::Cpu(_));
+        let memory = self.last.device.info().memory;
+        let free = memory.filter(|_| on_cpu && self.is_whole())?.free;
+        let plan = self.memory_plan(model, config, kv);
+        // Memory of the KV cache is taken when it is used, and an eighth is left for that.
+        let needed = plan.peak().saturating_sub(plan.kv);
+        (needed > free - free / 8).then_some(MemoryShortage {
+            weights: plan.weights,
+            needed,
+            free,
         })
     }
 
     /// The same placement with a store of packed weights, or why there is none.
-    fn store(&self, model: &Model, cache: &WeightCache) -> Result<(Self, Arc<LoadStore>), String> {
+    fn store(
+        &self,
+        model: &Model,
+        cache: &WeightCache,
+        streamed: Option<u64>,
+    ) -> Result<(Self, Arc<LoadStore>), String> {
         let device = match &self.last.device {
             BackendDispatch::Cpu(device) if self.is_whole() => device,
             _ if self.ranks.is_some() => return Err("the weights are cut for ranks".into()),
             _ if self.is_whole() => return Err("only the CPU packs weights".into()),
             _ => return Err("the layers are on several stages".into()),
         };
-        let (layout, threads) = (device.packed_layout(), device.threads());
-        let store = LoadStore::open(cache, model, layout, threads).map_err(|e| e.to_string())?;
-        let store = Arc::new(store);
+        let layout = (device.packed_layout(), device.threads());
+        let store = Arc::new(LoadStore::open(cache, model, layout, streamed)?);
         let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
         Ok((Self::on(BackendDispatch::Cpu(loading), model), store))
     }
@@ -469,6 +506,30 @@ impl fmt::Display for Placement {
             }
         }
         Ok(())
+    }
+}
+
+/// A model that takes more than seven eighths of the free memory.
+#[derive(Clone, Copy)]
+struct MemoryShortage {
+    /// Bytes of its weights.
+    weights: u64,
+    /// Bytes of all that it takes but the KV cache.
+    needed: u64,
+    free: u64,
+}
+
+impl MemoryShortage {
+    /// Says that all of it is loaded into memory nevertheless.
+    fn warn(self, reason: &str) {
+        let Self { needed, free, .. } = self;
+        tracing::warn!(
+            needed,
+            free,
+            reason,
+            "the model takes more memory than is free, and is not read from the disk as it is used \
+             (--weight-cache-size and --weight-cache-dir give room for that)"
+        );
     }
 }
 

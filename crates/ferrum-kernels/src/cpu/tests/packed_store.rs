@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 struct Memory {
     kept: Mutex<HashMap<PackedKey, PackedEntry>>,
+    /// Whether weights are computed with where they are kept from the first load.
+    moves: bool,
     hits: AtomicUsize,
     packed: AtomicUsize,
 }
@@ -25,15 +27,17 @@ impl PackedStore for Memory {
         found
     }
 
-    fn put(&self, key: PackedKey, mut entry: PackedEntry) {
+    fn put(&self, key: PackedKey, mut entry: PackedEntry) -> Option<PackedEntry> {
         let mut all = Vec::new();
         for panels in &entry.panels {
             all.extend(panels.as_slice());
             all.resize(all.len().next_multiple_of(64), 0);
         }
         entry.panels = vec![CpuBuffer::copy_of(&all).unwrap().into()];
+        let moved = self.moves.then(|| entry.clone());
         self.kept.lock().unwrap().insert(key, entry);
         self.packed.fetch_add(1, Ordering::Relaxed);
+        moved
     }
 }
 
@@ -76,8 +80,14 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn restored_weights_have_the_bits_of_packed_ones() {
-    for device in devices() {
-        let store = Arc::new(Memory::default());
+    for (device, moves) in devices()
+        .into_iter()
+        .flat_map(|d| [(d.clone(), false), (d, true)])
+    {
+        let store = Arc::new(Memory {
+            moves,
+            ..Memory::default()
+        });
         let keeping = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
         for case in cases() {
             let load = |device: &CpuBackend| device.load_layers_fused(&[case.weights()], INPUTS);
@@ -140,7 +150,10 @@ fn experts(device: &CpuBackend) -> Vec<Vec<u8>> {
 #[test]
 fn floats_and_experts_are_restored() {
     for device in devices().into_iter().chain(rounding_devices()) {
-        let store = Arc::new(Memory::default());
+        let store = Arc::new(Memory {
+            moves: true,
+            ..Memory::default()
+        });
         let keeping = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
         for dtype in [SrcDtype::F32, SrcDtype::F16, SrcDtype::BF16] {
             let plain = dense(&device, dtype);
