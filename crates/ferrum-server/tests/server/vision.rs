@@ -119,7 +119,13 @@ fn messages(chat: &Value, image: impl Fn(&str) -> Value, text: impl Fn(&str) -> 
 
 #[test]
 fn chats_about_images_get_the_answers_of_transformers() {
-    check_chats(&server(), data_url, |name| {
+    let server = server();
+    assert_eq!(
+        server.get("/props").json()["modalities"]["vision"],
+        true,
+        "its clients ask before they send images"
+    );
+    check_chats(&server, data_url, |name| {
         let data = BASE64_STANDARD.encode(file(name));
         json!({"type": "base64", "media_type": "image/png", "data": data})
     });
