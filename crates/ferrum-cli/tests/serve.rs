@@ -453,7 +453,7 @@ fn the_settings_that_hold_are_printed_as_a_file() {
     let file = dir.path().join("ferrum.toml");
     std::fs::write(
         &file,
-        "port = 1\nmax-seqs = 2 # few\napi-key = [\"secret\"]\n",
+        "port = 1\nmax-seqs = 2 # few\napi-key = [\"secret\"]\nallowed-media-domains = [\"A.example\", \"*\"]\n",
     )
     .unwrap();
     let file = file.to_str().unwrap();
@@ -467,6 +467,7 @@ fn the_settings_that_hold_are_printed_as_a_file() {
         "max-seqs = 2",
         "host = \"127.0.0.1\"",
         "# model =",
+        "allowed-media-domains = [\"A.example\", \"*\"]",
         "# api-key is set, and not shown",
     ] {
         assert!(

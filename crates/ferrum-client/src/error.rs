@@ -27,6 +27,12 @@ pub enum ClientError {
         /// The system's or the protocol's words.
         reason: String,
     },
+    /// The server is not to be reached: its addresses are those of this machine or a private network.
+    #[error("{url}: the host has no public address")]
+    NotPublic {
+        /// What was asked.
+        url: String,
+    },
     /// The server did not go on in time.
     #[error("{url}: nothing came for {seconds} s while {what}")]
     Timeout {

@@ -3,6 +3,7 @@
 use crate::http::api_key::ApiKey;
 use crate::http::cors::CorsOrigin;
 use crate::http::tls::Tls;
+use crate::media::MediaDomain;
 use crate::observability::otlp::OtlpEndpoint;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,10 @@ pub struct ServerConfig {
     pub admin_keys: Vec<String>,
     /// Sites whose pages may ask.
     pub cors_origins: Vec<CorsOrigin>,
+    /// Hosts from which images that requests name by a URL are fetched; with none, requests have to hold their images.
+    pub allowed_media_domains: Vec<MediaDomain>,
+    /// How long fetching the images of a request may take.
+    pub media_timeout: Duration,
     /// What connections are encrypted with, if they are.
     pub tls: Option<Tls>,
     /// Where traces go, if anywhere.
@@ -29,10 +34,10 @@ pub struct ServerConfig {
     pub strict: bool,
     /// Whether prompts and answers are logged.
     pub log_prompts: bool,
-    /// Longest body of a request, in bytes.
+    /// Longest body of a request, in bytes. Images that are fetched for it have as many.
     pub max_body_bytes: usize,
     /// Most bytes of long bodies that are read or parsed at a time, over all requests; at least one body of full length is
-    /// always accepted.
+    /// always accepted. Images that are fetched have as large a budget of their own.
     pub max_bodies_bytes: usize,
     /// Most bytes of a request's line and headers.
     pub max_header_bytes: usize,
@@ -85,6 +90,8 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             admin_keys: Vec::new(),
             cors_origins: Vec::new(),
+            allowed_media_domains: Vec::new(),
+            media_timeout: Duration::from_secs(10),
             tls: None,
             otlp: None,
             aliases: Vec::new(),

@@ -66,6 +66,11 @@ impl ApiError {
         Self::invalid(param, reason).coded("unsupported_parameter")
     }
 
+    /// 400 about an image that a URL names and that cannot be fetched.
+    pub(crate) fn no_media(param: impl Into<String>, reason: impl AsRef<str>) -> Self {
+        Self::invalid(param, reason).coded("invalid_image_url")
+    }
+
     /// 400 about messages that go on from those of an answer before.
     pub(crate) fn no_thread() -> Self {
         let reason = "this server keeps no conversations; send it as a whole, without thread";
@@ -210,6 +215,12 @@ impl ApiError {
     /// 503 about a body for which there was no memory in time.
     pub(crate) fn many_bodies() -> Self {
         Self::unavailable("the bodies of other requests take all memory that is there for them")
+            .coded(TOO_MANY)
+    }
+
+    /// 503 about images that could not be fetched because those of others were.
+    pub(crate) fn many_fetches() -> Self {
+        Self::unavailable("images of other requests take all time that is there to fetch them")
             .coded(TOO_MANY)
     }
 

@@ -7,8 +7,8 @@
 //! A request's life: `http::serve` accepts the connection, with timeouts in `http::transport`, `observability::record`
 //! records it for the access log, `http::router` checks the key, `http::app` reads the body within its limits
 //! (`http::body_budget`), `models` gives the model that it asks for, loaded if need be, a route reads it as types (`request`,
-//! `generation`) and reports the fields that it ignores, `prompt` makes tokens of text on a thread that may block, the engine
-//! gives an event stream for each prompt, and `generation::generation_stream` merges them. The answer is either gathered
+//! `generation`) and reports the fields that it ignores, `media` fetches images that are elsewhere, where that is allowed,
+//! `prompt` makes tokens of text on a thread that may block, the engine gives an event stream for each prompt, and `generation::generation_stream` merges them. The answer is either gathered
 //! whole or sent as server-sent events (`http::sse`), both in types of `response`. When the client disconnects, the stream
 //! is dropped, and that cancels its sequences.
 
@@ -19,6 +19,7 @@ pub mod fuzzing;
 mod generation;
 mod http;
 mod ids;
+mod media;
 mod models;
 mod observability;
 mod openapi;
@@ -37,6 +38,7 @@ pub use http::api_key::ApiKey;
 pub use http::cors::CorsOrigin;
 pub use http::serve::{Server, ShutdownError, stop_signal};
 pub use http::tls::{Tls, TlsError};
+pub use media::MediaDomain;
 pub use models::model::ServedModel;
 pub use models::served::{LoadedModel, ServedEncoder, ServedTranscriber};
 pub use models::vision::ServedVision;

@@ -2,7 +2,7 @@
 
 use super::{CacheArgs, DtypeArgs, HubArgs, OffloadArgs, PlacementArgs, WeightCacheArgs, whole};
 use clap::{Args, ValueEnum};
-use ferrum_server::{CallFormat, CorsOrigin, OtlpEndpoint};
+use ferrum_server::{CallFormat, CorsOrigin, MediaDomain, OtlpEndpoint};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -141,6 +141,16 @@ pub(crate) struct ServeArgs {
     /// several times [default: none]
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Vec<CorsOrigin>,
+
+    /// Host from which images that requests name by a URL are fetched: `images.example.org` (at ports 80 and 443),
+    /// `localhost:8080`, `*.example.org` for all below it, or * for all that have public addresses. Several are separated by
+    /// commas, or given one by one [default: none]
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
+    pub(crate) allowed_media_domains: Vec<MediaDomain>,
+
+    /// Seconds that fetching the images of a request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = whole::<u32>(1..=600))]
+    pub(crate) media_timeout: u32,
 
     /// PEM file with the certificate, then those that signed it: serve HTTPS; SIGHUP reads it anew
     #[arg(long, value_name = "FILE", requires = "tls_key")]

@@ -206,6 +206,8 @@ fn config(args: &ServeArgs, names: &[String]) -> Outcome<ServerConfig> {
         api_keys,
         admin_keys: admin_keys.map(|key| key.key).collect(),
         cors_origins: args.cors_origin.clone(),
+        allowed_media_domains: args.allowed_media_domains.clone(),
+        media_timeout: seconds(args.media_timeout),
         tls: tls(args)?,
         otlp: args.otlp_endpoint.clone(),
         aliases: aliases(args, names)?,

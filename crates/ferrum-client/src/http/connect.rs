@@ -1,5 +1,6 @@
 //! From an address to a connection: TCP, a tunnel through a proxy, TLS.
 
+use super::direct::Direct;
 use super::{Bytes, Method, Proxy, Url, header, unreachable};
 use crate::{ClientError, Result};
 use ferrum_formats::Shown;
@@ -9,6 +10,7 @@ use hyper::ext::ReasonPhrase;
 use hyper::{Response, Uri};
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::GaiResolver;
 use hyper_util::rt::TokioIo;
 use std::error::Error;
 use std::sync::Arc;
@@ -18,21 +20,26 @@ use tokio_rustls::rustls::{ClientConfig, crypto};
 use tower::util::BoxCloneSyncService;
 use tower::{ServiceExt, service_fn};
 
-type BoxError = Box<dyn Error + Send + Sync>;
-type Tcp = TokioIo<TcpStream>;
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
+pub(super) type Tcp = TokioIo<TcpStream>;
 
 /// Opens connections for the pool.
 pub(super) type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<Tcp>, BoxError>;
 
+/// The way to a server.
+#[derive(Clone)]
+pub(super) enum Route {
+    /// Through the proxy where that says so, else directly.
+    Proxy(Proxy),
+    /// Directly, maybe to public addresses only.
+    Direct(Direct),
+}
+
 /// A connector that takes no longer than `limit`. Its errors are those of the libraries, `Elapsed` when time
 /// is up, and [`ClientError`] where a proxy is to blame, which the caller does not know of.
-pub(super) fn connector(tls: ClientConfig, proxy: Proxy, limit: Duration) -> Connector {
-    let mut tcp = HttpConnector::new();
-    // Addresses of TLS are welcome, too: the layer around it encrypts.
-    tcp.enforce_http(false);
-    // Requests are written whole; waiting for more would only cost time.
-    tcp.set_nodelay(true);
-    let dial = service_fn(move |to| dial(tcp.clone(), proxy.clone(), to));
+pub(super) fn connector(tls: ClientConfig, route: Route, limit: Duration) -> Connector {
+    let tcp = tcp_connector(GaiResolver::new());
+    let dial = service_fn(move |to| dial(tcp.clone(), route.clone(), to));
     let https = HttpsConnector::from((dial, tls));
     BoxCloneSyncService::new(service_fn(move |to| {
         // The pool may finish a connection in the background, so the limit is here and not with the request.
@@ -41,10 +48,24 @@ pub(super) fn connector(tls: ClientConfig, proxy: Proxy, limit: Duration) -> Con
     }))
 }
 
+/// Opens TCP connections to what `resolver` answers.
+pub(super) fn tcp_connector<R>(resolver: R) -> HttpConnector<R> {
+    let mut tcp = HttpConnector::new_with_resolver(resolver);
+    // Addresses of TLS are welcome, too: the layer around it encrypts.
+    tcp.enforce_http(false);
+    // Requests are written whole; waiting for more would only cost time.
+    tcp.set_nodelay(true);
+    tcp
+}
+
 /// Connects to a server, or through a proxy to it.
-async fn dial(tcp: HttpConnector, proxy: Proxy, to: Uri) -> Result<Tcp, BoxError> {
+async fn dial(tcp: HttpConnector, route: Route, to: Uri) -> Result<Tcp, BoxError> {
     let url = Url::from(to);
-    let Some(proxy) = proxy.for_url(&url) else {
+    let proxy = match route {
+        Route::Proxy(proxy) => proxy.for_url(&url),
+        Route::Direct(direct) => return direct.dial(&url).await,
+    };
+    let Some(proxy) = proxy else {
         return Ok(tcp.oneshot(url.uri().clone()).await?);
     };
     let stream = tcp.oneshot(proxy.uri().clone()).await;

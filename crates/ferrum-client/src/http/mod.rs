@@ -5,6 +5,7 @@
 //! kept in memory.
 
 mod connect;
+mod direct;
 mod proxy;
 mod redirect;
 mod sse;
@@ -12,6 +13,7 @@ mod sse;
 mod tests;
 mod url;
 
+pub use direct::Addresses;
 pub use hyper::body::Bytes;
 pub use hyper::header;
 pub use hyper::{HeaderMap, Method, StatusCode};
@@ -22,7 +24,8 @@ pub use url::Url;
 pub(crate) use url::{encode_path, encode_segment};
 
 use crate::{ClientError, Result};
-use connect::Connector;
+use connect::{Connector, Route};
+use direct::Direct;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::{self, connect::capture_connection};
@@ -94,11 +97,18 @@ impl Request {
 impl Client {
     /// A client with these bounds, which goes through `proxy` where that says so.
     pub fn new(timeouts: Timeouts, proxy: Proxy) -> Self {
-        Self::with_tls(connect::tls(), timeouts, proxy)
+        Self::with_tls(connect::tls(), timeouts, Route::Proxy(proxy))
     }
 
-    fn with_tls(tls: ClientConfig, timeouts: Timeouts, proxy: Proxy) -> Self {
-        let connector = connect::connector(tls, proxy, timeouts.connect);
+    /// A client with these bounds for hosts that others choose: it connects to these addresses only, directly, as a proxy would
+    /// resolve names by itself.
+    pub fn direct(timeouts: Timeouts, addresses: Addresses) -> Self {
+        let route = Route::Direct(Direct::new(addresses));
+        Self::with_tls(connect::tls(), timeouts, route)
+    }
+
+    fn with_tls(tls: ClientConfig, timeouts: Timeouts, route: Route) -> Self {
+        let connector = connect::connector(tls, route, timeouts.connect);
         let pool = legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(MAX_IDLE)
@@ -109,8 +119,9 @@ impl Client {
     /// Sends a request and reads the head of the answer, whatever its status.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], [`ClientError::Timeout`], and [`ClientError::Protocol`] for certificates
-    /// that are not trusted and proxies that open no tunnel.
+    /// [`ClientError::Unreachable`], [`ClientError::Timeout`], [`ClientError::NotPublic`] where only
+    /// [public addresses](Addresses::Public) are connected to, and [`ClientError::Protocol`] for certificates that are not
+    /// trusted and proxies that open no tunnel.
     pub async fn send(&self, request: &Request) -> Result<Response> {
         let mut answer = self.attempt(request).await?;
         // The pool repeats what was not sent. What was, on a connection that the server closed just then, can

@@ -84,7 +84,7 @@ fn trusting(root: CertificateDer<'static>, proxy: Proxy) -> Client {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    Client::with_tls(tls, patient(), proxy)
+    Client::with_tls(tls, patient(), Route::Proxy(proxy))
 }
 
 fn serve_tls(config: &Arc<ServerConfig>, stream: TcpStream) -> String {
@@ -194,6 +194,42 @@ fn an_unreachable_server_is_named_with_the_cause() {
         .to_string();
     assert!(text.starts_with(&format!("http://{address}/: ")), "{text}");
     assert!(text.contains("os error"), "{text}");
+}
+
+#[test]
+fn private_addresses_are_connected_to_where_that_is_asked_for() {
+    let opened = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&opened);
+    let address = server(move |_, mut stream| {
+        *count.lock().unwrap() += 1;
+        read_head(&stream);
+        stream.write_all(HELLO.as_bytes()).unwrap();
+    });
+    let client = Client::direct(patient(), Addresses::Public);
+    let port = address.port();
+    // Addresses, other ways to write them, and names.
+    for origin in [
+        "http://127.0.0.1",
+        "https://127.0.0.1",
+        "http://[::1]",
+        "http://[::ffff:7f00:1]",
+        "http://127.1",
+        "http://localhost",
+        "https://localhost",
+    ] {
+        let error = get(&client, &format!("{origin}:{port}/")).unwrap_err();
+        assert!(matches!(error, ClientError::NotPublic { .. }), "{error}");
+        assert!(!error.is_transient());
+    }
+    assert_eq!(*opened.lock().unwrap(), 0);
+    let client = Client::direct(patient(), Addresses::Any);
+    for host in ["127.0.0.1", "localhost"] {
+        assert_eq!(
+            get(&client, &format!("http://{host}:{port}/")).unwrap(),
+            "hello"
+        );
+    }
+    assert_eq!(*opened.lock().unwrap(), 2);
 }
 
 #[test]

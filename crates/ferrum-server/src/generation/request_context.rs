@@ -14,7 +14,7 @@ pub(crate) struct RequestContext {
     pub(crate) model: RequestedModel,
     priority: i8,
     tenant: Option<String>,
-    /// How long it has waited for its model.
+    /// How long it has waited for its model and images.
     waited: Duration,
 }
 
@@ -34,6 +34,11 @@ impl RequestContext {
     /// Higher goes first.
     pub(crate) fn priority(&self) -> i8 {
         self.priority
+    }
+
+    /// Notes how long the request has waited until now.
+    pub(crate) fn set_waited<M>(&mut self, lease: &Lease<M>) {
+        self.waited = lease.waited;
     }
 
     /// Time that is left for the answer.

@@ -6,6 +6,7 @@ use crate::http::auth::Rights;
 use crate::http::body_budget::{BodyBudget, BodyPermits};
 use crate::http::multipart::{self, Form};
 use crate::http::parse_threads::ParseThreads;
+use crate::media::{FetchedImage, MediaFetcher, RemoteImage};
 use crate::models::served::LoadedHandle;
 use crate::models::{AnyLease, Lease, ModelLoader, Models};
 use crate::observability::metrics::HttpCounts;
@@ -14,6 +15,7 @@ use crate::observability::prometheus;
 use crate::observability::record::RequestRecord;
 use crate::observability::span::Attribute;
 use crate::page::Page;
+use crate::prompt::pending_prompt::PendingPrompt;
 use crate::request::Body;
 use crate::store::ResponseStore;
 use axum::body::Bytes;
@@ -31,6 +33,8 @@ pub(crate) struct App {
     pub(crate) metrics: Registry,
     bodies: BodyBudget,
     parse_threads: ParseThreads,
+    /// Fetches images, if any may be fetched.
+    media: Option<Arc<MediaFetcher>>,
     pub(crate) page: Page,
     /// Exports traces, if there is a collector.
     pub(crate) exporter: Option<Exporter>,
@@ -53,6 +57,7 @@ impl App {
             responses: ResponseStore::new(config.max_stored_bytes),
             bodies: BodyBudget::new(config.max_body_bytes, config.max_bodies_bytes),
             parse_threads: ParseThreads::new(),
+            media: MediaFetcher::new(&config),
             config,
             http,
             page: Page::new(),
@@ -69,6 +74,19 @@ impl App {
         let body = self.fields(request).await?;
         let lease = self.lease(body.text("model")?.as_deref()).await?;
         self.parse(body, lease, parse).await
+    }
+
+    /// Reads a request with a conversation; see [`Self::parse_chat`].
+    pub(crate) async fn read_chat<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<PendingPrompt<T>, ApiError>
+        + Send
+        + 'static,
+    ) -> Result<(T, Lease), ApiError> {
+        let body = self.fields(request).await?;
+        let lease = self.lease(body.text("model")?.as_deref()).await?;
+        self.parse_chat(body, lease, parse).await
     }
 
     /// Reads a request for a model of any kind; what `parse` keeps of its lease keeps it loaded.
@@ -174,6 +192,74 @@ impl App {
         Ok((read, lease))
     }
 
+    /// Reads a request with a conversation, and makes its prompt: at once, or when images that are elsewhere have been
+    /// fetched.
+    pub(crate) async fn parse_chat<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: Body,
+        lease: Lease,
+        parse: impl FnOnce(&Self, &Lease, &mut Body) -> Result<PendingPrompt<T>, ApiError>
+        + Send
+        + 'static,
+    ) -> Result<(T, Lease), ApiError> {
+        let bytes = body.len();
+        let parse = move |app: &Self, lease: &Lease, body: &mut Body| {
+            let mut pending = parse(app, lease, body)?;
+            let images = match &app.media {
+                Some(_) => pending.remote_images(lease)?,
+                None => Vec::new(),
+            };
+            if images.is_empty() {
+                return Ok(ChatRead::Whole(pending.finish(lease)?));
+            }
+            Ok(ChatRead::Waits(Box::new(WaitingChat {
+                pending,
+                images,
+                permits: body.take_permits(),
+            })))
+        };
+        let (read, mut lease) = self.parse(body, lease, parse).await?;
+        let mut waiting = match read {
+            ChatRead::Whole(read) => return Ok((read, lease)),
+            ChatRead::Waits(waiting) => waiting,
+        };
+        let images = std::mem::take(&mut waiting.images);
+        let mut fetched = self.fetch(images, &mut lease).await?;
+        let bytes = bytes + fetched.iter().map(|image| image.bytes.len()).sum::<usize>();
+        let work = move || {
+            let WaitingChat {
+                mut pending,
+                permits: _permits,
+                ..
+            } = *waiting;
+            pending.put_images(&mut fetched);
+            let read = pending.finish(&lease)?;
+            Ok((read, lease))
+        };
+        self.parse_threads.run(bytes, work).await
+    }
+
+    /// Fetches images for a request, whose time that takes.
+    async fn fetch(
+        &self,
+        images: Vec<RemoteImage>,
+        lease: &mut Lease,
+    ) -> Result<Vec<FetchedImage>, ApiError> {
+        let Some(fetcher) = &self.media else {
+            return Ok(Vec::new());
+        };
+        let began = Instant::now();
+        let left = self.config.request_timeout.saturating_sub(lease.waited);
+        let fetched = fetcher.fetch(images, left).await?;
+        lease.waited += began.elapsed();
+        if let Some(record) = RequestRecord::current()
+            && let Some(trace) = record.trace()
+        {
+            trace.phase("fetch", began, Instant::now(), Vec::new());
+        }
+        Ok(fetched)
+    }
+
     /// A multipart form, with the body that its file is in.
     pub(crate) async fn form(
         &self,
@@ -226,6 +312,20 @@ impl App {
         let read = tokio::time::timeout(self.config.read_timeout, read).await;
         read.unwrap_or_else(|_| Err(ApiError::slow_body()))
     }
+}
+
+/// A request with a conversation.
+enum ChatRead<T> {
+    Whole(T),
+    Waits(Box<WaitingChat<T>>),
+}
+
+/// A request that waits for images.
+struct WaitingChat<T> {
+    pending: PendingPrompt<T>,
+    images: Vec<RemoteImage>,
+    /// Those of its body.
+    permits: BodyPermits,
 }
 
 /// Tells the client, and the log, which fields are not followed.

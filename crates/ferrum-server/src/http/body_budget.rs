@@ -1,4 +1,4 @@
-//! Limits request bodies: one limit per body, one for all.
+//! Limits request bodies, and images that are fetched for requests: one limit per body, one for all.
 //!
 //! Memory permits are acquired as bytes arrive, so announcing a long body reserves nothing; short bodies need none.
 //! Parsed JSON can take 16 times its text, so further permits are acquired by value count before parsing. All are
@@ -25,6 +25,28 @@ const VALUE: usize = 32;
 
 /// Memory permits of a body: for its bytes, and for its values.
 pub(crate) type BodyPermits = Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)>;
+
+/// Permits for bytes that come bit by bit.
+#[derive(Debug)]
+pub(crate) struct BytePermits {
+    length: usize,
+    /// Bytes that the permits allow.
+    room: usize,
+    permits: Option<OwnedSemaphorePermit>,
+    /// How long further ones may still be waited for.
+    patience: Duration,
+}
+
+impl Default for BytePermits {
+    fn default() -> Self {
+        Self {
+            length: 0,
+            room: STEP,
+            permits: None,
+            patience: PATIENCE,
+        }
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -57,32 +79,49 @@ impl BodyBudget {
     /// # Errors
     /// 413 when it is too long, 503 when others leave it no room for a while.
     pub(crate) async fn read(&self, mut body: Body) -> Result<(Bytes, BodyPermits), ApiError> {
-        let (mut bytes, mut permits, mut room) = (Vec::new(), None, STEP);
-        let (mut length, mut values) = (0, 0);
-        let mut patience = PATIENCE;
+        let (mut bytes, mut permits) = (Vec::new(), BytePermits::default());
+        let mut values = 0;
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             // The connection is broken, or the length of a chunk is no number.
             let frame = frame.map_err(|_| ApiError::too_large(self.most))?;
             let Ok(data) = frame.into_data() else {
                 continue;
             };
-            length += data.len();
-            if length > self.most {
+            if data.len() > self.most - bytes.len() {
                 return Err(ApiError::too_large(self.most));
             }
-            while length > room {
-                add(&mut permits, acquire(&self.bytes, 1, &mut patience).await?);
-                room += STEP;
-            }
+            self.acquire(&mut permits, data.len()).await?;
             // Bit by bit: streams of others are written by this thread.
             values += count_values(&data);
             bytes.extend_from_slice(&data);
         }
-        let Some(of_bytes) = permits else {
+        let Some(of_bytes) = permits.permits else {
             return Ok((bytes.into(), None));
         };
-        let of_values = acquire(&self.values, self.permits_for(values), &mut patience).await?;
+        let steps = self.permits_for(values);
+        let of_values = acquire(&self.values, steps, &mut permits.patience).await?;
         Ok((bytes.into(), Some((of_bytes, of_values))))
+    }
+
+    /// Acquires permits for so many more bytes.
+    ///
+    /// # Errors
+    /// 503 when others leave them no room for a while.
+    pub(crate) async fn acquire(
+        &self,
+        permits: &mut BytePermits,
+        bytes: usize,
+    ) -> Result<(), ApiError> {
+        permits.length += bytes;
+        while permits.length > permits.room {
+            let step = acquire(&self.bytes, 1, &mut permits.patience).await?;
+            match &mut permits.permits {
+                Some(permits) => permits.merge(step),
+                None => permits.permits = Some(step),
+            }
+            permits.room += STEP;
+        }
+        Ok(())
     }
 
     /// Steps that so many values take, but never more than there are: alone, every body is taken.
@@ -115,13 +154,6 @@ fn value_starts(word: [u8; 8]) -> u32 {
     // A bracket and a brace differ in one bit.
     let opens = equal(word & !(ONES * 0x20), b'[');
     (equal(word, b',') | equal(word, b':') | opens).count_ones()
-}
-
-fn add(permits: &mut Option<OwnedSemaphorePermit>, step: OwnedSemaphorePermit) {
-    match permits {
-        Some(permits) => permits.merge(step),
-        None => *permits = Some(step),
-    }
 }
 
 /// Takes permits, waiting no longer than `patience`, of which the time is taken.

@@ -44,7 +44,7 @@ impl Drop for Hold {
 pub(crate) struct Lease<M = Arc<Model>> {
     model: M,
     pub(crate) requested: RequestedModel,
-    /// How long the request waited for it.
+    /// How long the request waited for it, and then for its images.
     pub(crate) waited: Duration,
     models: Arc<Models>,
     index: usize,

@@ -177,6 +177,13 @@ impl Conversation {
         })
     }
 
+    /// Puts instructions before all messages.
+    pub(crate) fn instruct(&mut self, text: &str) {
+        if let Value::Array(messages) = &mut self.messages {
+            messages.insert(0, json!({"role": "system", "content": text}));
+        }
+    }
+
     /// Makes the messages ready for the template: what it would refuse or leave out is joined with its
     /// neighbours, and special tokens are quoted.
     pub(crate) fn prepare(&mut self, model: &Model) {

@@ -1,11 +1,12 @@
 //! Images in conversations: from parts of messages to what stands in a prompt.
 //!
 //! The readers of all three APIs make one kind of part of them, which keeps the file as it came (base64) and the field that it
-//! came in. So a conversation that is kept has its images, too. Before a template is rendered they are taken out; the
-//! template sees only that there is an image. Files are decoded here, within limits, on the threads that read requests;
+//! came in. A URL gives way to the file that was fetched from it, if that is allowed. So a conversation that is kept has its images,
+//! too. Before a template is rendered they are taken out; the template sees only that there is an image. Files are decoded here, within limits, on the threads that read requests;
 //! the model's image tower computes them before the engine gets the prompt.
 
 use crate::error::ApiError;
+use crate::media::{FetchedImage, RemoteImage};
 use crate::models::model::Model;
 use crate::prompt::parts::{DATA, FIELD, KIND};
 use crate::prompt::special_token_escape;
@@ -45,13 +46,67 @@ pub(crate) struct SentImage {
     data: Option<String>,
 }
 
-/// Takes the files out of messages.
-pub(crate) fn take(messages: &mut Value) -> Vec<SentImage> {
+/// The parts of messages that are images.
+fn image_parts(messages: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
     let messages = messages.as_array_mut().into_iter().flatten();
     let contents = messages.filter_map(|message| message.get_mut("content")?.as_array_mut());
     let parts = contents.flatten().filter_map(Value::as_object_mut);
-    let images = parts.filter(|part| part.get("type").is_some_and(|kind| kind == "image"));
-    images.map(take_one).collect()
+    parts.filter(|part| part.get("type").is_some_and(|kind| kind == "image"))
+}
+
+/// The URL of an image that is elsewhere.
+fn remote_url(part: &Map<String, Value>) -> Option<&str> {
+    let url = part.get(DATA)?.as_str()?;
+    is_remote(url).then_some(url)
+}
+
+fn is_remote(url: &str) -> bool {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme.trim_start());
+    let known = |scheme: &str| {
+        ["http", "https"]
+            .iter()
+            .any(|s| scheme.eq_ignore_ascii_case(s))
+    };
+    scheme.is_some_and(known)
+}
+
+/// The images that are elsewhere.
+///
+/// # Errors
+/// Where the model would refuse the images of the conversation, so that none is fetched for nothing.
+pub(crate) fn remote(model: &Model, messages: &mut Value) -> Result<Vec<RemoteImage>> {
+    let text = |part: &Map<String, Value>, key| {
+        let text = part.get(key).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let named = |part: &mut Map<String, Value>| SentImage {
+        kind: text(part, KIND),
+        field: text(part, FIELD),
+        data: remote_url(part).map(str::to_owned),
+    };
+    let images: Vec<_> = image_parts(messages).map(named).collect();
+    if images.iter().any(|image| image.data.is_some()) {
+        check(model, &images)?;
+    }
+    let remote = images
+        .into_iter()
+        .filter_map(|SentImage { field, data, .. }| data.map(|url| RemoteImage { field, url }));
+    Ok(remote.collect())
+}
+
+/// Puts the files of images that were elsewhere in the place of their URLs. They are in the order of [`remote`].
+pub(crate) fn put(messages: &mut Value, fetched: &mut [FetchedImage]) {
+    let parts = image_parts(messages).filter(|part| remote_url(part).is_some());
+    for (part, image) in parts.zip(fetched) {
+        let data = BASE64.encode(std::mem::take(&mut image.bytes));
+        let url = format!("data:{};base64,{data}", image.media_type);
+        part.insert(DATA.into(), url.into());
+    }
+}
+
+/// Takes the files out of messages.
+pub(crate) fn take(messages: &mut Value) -> Vec<SentImage> {
+    image_parts(messages).map(take_one).collect()
 }
 
 fn take_one(part: &mut Map<String, Value>) -> SentImage {
@@ -77,16 +132,27 @@ pub(crate) fn refuse(images: &[SentImage]) -> Result<()> {
     }
 }
 
+/// Refuses images for a model that reads only text, and too many for one that sees.
+fn check(model: &Model, images: &[SentImage]) -> Result<()> {
+    if model.served.vision.is_none() {
+        return refuse(images);
+    }
+    match images.get(MAX_IMAGES) {
+        None => Ok(()),
+        Some(SentImage { field, .. }) => {
+            let found = images.len();
+            let reason = format!("found {found} images, expected at most {MAX_IMAGES}");
+            Err(ApiError::invalid(field, reason))
+        }
+    }
+}
+
 /// The images of a prompt, for the tower.
 pub(crate) fn read(model: &Model, images: Vec<SentImage>) -> Result<Vec<ImageTask>> {
+    check(model, &images)?;
     let Some(vision) = &model.served.vision else {
-        return refuse(&images).map(|()| Vec::new());
+        return Ok(Vec::new());
     };
-    if let Some(SentImage { field, .. }) = images.get(MAX_IMAGES) {
-        let found = images.len();
-        let reason = format!("found {found} images, expected at most {MAX_IMAGES}");
-        return Err(ApiError::invalid(field, reason));
-    }
     let decode = |image: SentImage| {
         let file = file(&image.field, image.data)?;
         let task = vision.preprocessor.read(&file, LIMITS);
@@ -101,23 +167,16 @@ pub(crate) fn read(model: &Model, images: Vec<SentImage>) -> Result<Vec<ImageTas
 /// The bytes that a data URL has.
 fn file(field: &str, url: Option<String>) -> Result<Vec<u8>> {
     let url = url.ok_or_else(|| ApiError::invalid(field, "the data of the image is missing"))?;
-    let scheme = url
-        .split_once(':')
-        .map(|(scheme, rest)| (scheme.trim_start(), rest));
-    let data = match scheme {
-        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("data") => rest,
-        Some((scheme, _))
-            if ["http", "https"]
-                .iter()
-                .any(|s| scheme.eq_ignore_ascii_case(s)) =>
-        {
-            let reason = "images are not fetched from elsewhere; expected a data URL (data:image/png;base64,…)";
-            return Err(ApiError::unsupported(field, reason));
-        }
-        _ => {
-            let reason = "expected a data URL (data:image/png;base64,…)";
-            return Err(ApiError::invalid(field, reason));
-        }
+    if is_remote(&url) {
+        let reason = "images are not fetched by this server, which runs without --allowed-media-domains; expected a data URL \
+                      (data:image/png;base64,…)";
+        return Err(ApiError::unsupported(field, reason));
+    }
+    let scheme = url.split_once(':');
+    let data = scheme.filter(|(scheme, _)| scheme.trim_start().eq_ignore_ascii_case("data"));
+    let Some((_, data)) = data else {
+        let reason = "expected a data URL (data:image/png;base64,…)";
+        return Err(ApiError::invalid(field, reason));
     };
     let parts = data.split_once(',');
     let parts = parts.filter(|(kind, _)| kind.to_ascii_lowercase().ends_with(";base64"));
@@ -220,6 +279,29 @@ mod tests {
             assert!(body.contains(words), "{url}: {body}");
         }
         assert!(file("f", None).is_err());
+    }
+
+    #[test]
+    fn fetched_files_take_the_places_of_their_urls() {
+        let image =
+            |data: Option<&str>| image_part("image_url", "f".into(), data.map(str::to_owned));
+        let mut messages = json!([
+            {"role": "user", "content": [image(Some("http://a/")), image(Some("data:,")), text_part("http://a/")]},
+            {"role": "user", "content": [image(None), image(Some(" HTTPS://a/"))]},
+        ]);
+        let mut fetched = [b"1", b"2"].map(|bytes| FetchedImage::of("image/png", bytes));
+        put(&mut messages, &mut fetched);
+        let urls = take(&mut messages).into_iter().map(|image| image.data);
+        let expected = [
+            Some("data:image/png;base64,MQ=="),
+            Some("data:,"),
+            None,
+            Some("data:image/png;base64,Mg=="),
+        ];
+        assert_eq!(
+            urls.collect::<Vec<_>>(),
+            expected.map(|url| url.map(str::to_owned))
+        );
     }
 
     #[test]

@@ -7,8 +7,7 @@ pub(super) const DATA: &str = "data";
 pub(super) const FIELD: &str = "field";
 pub(super) const KIND: &str = "kind";
 
-/// An image of a message, as stored conversations keep it. `kind` is what the request calls it, `data` is what should be a
-/// data URL.
+/// An image of a message, as stored conversations keep it. `kind` is what the request calls it, `data` is its URL.
 pub(crate) fn image_part(kind: &str, field: String, data: Option<String>) -> Value {
     let mut part = json!({"type": "image", KIND: kind, FIELD: field});
     if let Some(data) = data {

@@ -133,7 +133,7 @@ pub(crate) struct Part {
     pub(crate) refusal: Option<String>,
     #[serde(rename = "cache_control")]
     _cache_control: Option<Anything>,
-    /// Of images: a data URL.
+    /// Of images: a data URL, or one that this server may fetch.
     pub(crate) image_url: Option<ImageUrl>,
     // Of parts that only other models read.
     #[serde(rename = "input_audio")]
@@ -149,7 +149,7 @@ pub(crate) struct ImageUrl(pub(crate) String);
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(expecting = "an object")]
 pub(crate) struct ImageAddress {
-    /// A data URL.
+    /// A data URL, or one that this server may fetch.
     pub(crate) url: String,
     /// All images are read in the size that the model has.
     #[serde(rename = "detail")]
@@ -163,7 +163,7 @@ impl<'de> Deserialize<'de> for ImageUrl {
             type Value = ImageUrl;
 
             fn expecting(&self, f: &mut Formatter<'_>) -> FmtResult {
-                f.write_str("a data URL, or an object with one")
+                f.write_str("a URL, or an object with one")
             }
 
             fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {

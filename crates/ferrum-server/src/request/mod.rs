@@ -65,7 +65,7 @@ pub(crate) struct Body {
     fields: Vec<Field>,
     ignored: Vec<String>,
     /// Its share of what bodies may take, for as long as it is there.
-    _paid: BodyPermits,
+    paid: BodyPermits,
 }
 
 /// A top-level field that is not null.
@@ -108,7 +108,7 @@ impl Body {
             fields: fields.collect(),
             text,
             ignored: Vec::new(),
-            _paid: paid,
+            paid,
         })
     }
 
@@ -167,6 +167,11 @@ impl Body {
     /// Notes that a field is not followed.
     pub(crate) fn ignore(&mut self, name: impl AsRef<str>) {
         remember(&mut self.ignored, name.as_ref());
+    }
+
+    /// Its share of what bodies may take, for what is kept of it when it has been read.
+    pub(crate) fn take_permits(&mut self) -> BodyPermits {
+        self.paid.take()
     }
 
     /// All parts have been read: what is ignored, or an error where nothing may be.

@@ -86,7 +86,7 @@ pub(crate) struct ItemPart {
     _annotations: Option<Anything>,
     #[serde(rename = "logprobs")]
     _logprobs: Option<Anything>,
-    /// Of images: a data URL.
+    /// Of images: a data URL, or one that this server may fetch.
     pub(crate) image_url: Option<ImageUrl>,
     // Of parts that only other models read.
     #[serde(rename = "file_id")]

@@ -16,6 +16,7 @@ use crate::models::model::Model;
 use crate::output::{CallFormat, Delta};
 use crate::prompt::conversation::{ChatPrompt, ToolChoice, set_effort};
 use crate::prompt::images;
+use crate::prompt::pending_prompt::PendingPrompt;
 use crate::request::{self, Body, FunctionChoice, Int};
 use crate::response::{
     Assistant, ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk,
@@ -43,7 +44,7 @@ pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (mut job, lease) = app.read(request, read).await?;
+    let (mut job, lease) = app.read_chat(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let left = job.options.context.time_left(&app.config);
     let images = std::mem::take(&mut job.prompt.images);
@@ -62,7 +63,7 @@ pub(crate) async fn chat(
     gather(&mut answers, &mut chat).await
 }
 
-pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
+fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<PendingPrompt<Job>, ApiError> {
     let config = &app.config;
     let mut options = GenerationOptions::read(body, lease, config)?;
     let fields: request::Chat = body.part()?;
@@ -121,12 +122,18 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         }
         _ => ToolChoice::of(fields.tool_choice, tools)?,
     };
-    Ok(Job {
-        functions: is_older,
-        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
-        options,
-        logprobs,
-    })
+    Ok(PendingPrompt::new(
+        conversation,
+        move |conversation, lease| {
+            options.context.set_waited(lease);
+            Ok(Job {
+                functions: is_older,
+                prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
+                options,
+                logprobs,
+            })
+        },
+    ))
 }
 
 /// Fields that would change the answer and cannot be followed.

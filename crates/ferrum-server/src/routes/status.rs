@@ -145,7 +145,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
         bos_token: text(tokenizer.bos()),
         eos_token: text(tokenizer.eos_ids().first().copied()),
         modalities: Modalities {
-            vision: false,
+            vision: served.vision.is_some(),
             audio: false,
         },
         build_info: concat!("ferrum-", env!("CARGO_PKG_VERSION")),

@@ -14,6 +14,7 @@ mod faults;
 mod hooked;
 mod infill;
 mod llama_cpp;
+mod media;
 mod models;
 mod operations;
 mod page;

@@ -11,9 +11,9 @@ use ferrum_server::ServedVision;
 use serde_json::json;
 use std::path::Path;
 
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
+pub(super) const CHAT: &str = "/v1/chat/completions";
+pub(super) const RESPONSES: &str = "/v1/responses";
+pub(super) const MESSAGES: &str = "/v1/messages";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -23,8 +23,12 @@ fn folder() -> PathBuf {
     root().join("vision/gemma3")
 }
 
-/// The model that sees, and the demo model, which does not.
 fn server() -> Running {
+    configured(ServerConfig::default())
+}
+
+/// The model that sees, and the demo model, which does not.
+pub(super) fn configured(config: ServerConfig) -> Running {
     let loader = |name: &str| match name {
         "sees" => Ok(seeing()),
         _ => {
@@ -34,7 +38,7 @@ fn server() -> Running {
         }
     };
     let names = ["sees", "demo"];
-    Running::models(&names, Arc::new(loader), 2, ServerConfig::default())
+    Running::models(&names, Arc::new(loader), 2, config)
 }
 
 fn seeing() -> LoadedModel {
@@ -65,9 +69,15 @@ fn seeing() -> LoadedModel {
     loaded
 }
 
+pub(super) fn file(name: &str) -> Vec<u8> {
+    std::fs::read(root().join("images/files").join(name)).unwrap()
+}
+
 fn data_url(name: &str) -> String {
-    let file = std::fs::read(root().join("images/files").join(name)).unwrap();
-    format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file))
+    format!(
+        "data:image/png;base64,{}",
+        BASE64_STANDARD.encode(file(name))
+    )
 }
 
 /// The chats of the fixture.
@@ -90,13 +100,13 @@ fn expected(chat: &Value) -> (String, usize) {
 }
 
 /// The messages of a chat, with parts as `image` and `text` make them.
-fn messages(chat: &Value, image: impl Fn(String) -> Value, text: impl Fn(&str) -> Value) -> Value {
+fn messages(chat: &Value, image: impl Fn(&str) -> Value, text: impl Fn(&str) -> Value) -> Value {
     let mut messages = chat["messages"].clone();
     for message in messages.as_array_mut().unwrap() {
         let assistant = message["role"] == "assistant";
         for part in message["content"].as_array_mut().unwrap() {
             *part = match part["image"].as_str() {
-                Some(name) => image(data_url(name)),
+                Some(name) => image(name),
                 None => text(part["text"].as_str().unwrap()),
             };
         }
@@ -110,17 +120,34 @@ fn messages(chat: &Value, image: impl Fn(String) -> Value, text: impl Fn(&str) -
 #[test]
 fn chats_about_images_get_the_answers_of_transformers() {
     let server = server();
+    assert_eq!(
+        server.get("/props").json()["modalities"]["vision"],
+        true,
+        "its clients ask before they send images"
+    );
+    check_chats(&server, data_url, |name| {
+        let data = BASE64_STANDARD.encode(file(name));
+        json!({"type": "base64", "media_type": "image/png", "data": data})
+    });
+}
+
+/// Asks all chats of the fixture of all three APIs. `url` is where an image is, `source` the same for Anthropic's.
+pub(super) fn check_chats(
+    server: &Running,
+    url: impl Fn(&str) -> String,
+    source: impl Fn(&str) -> Value,
+) {
     for chat in chats() {
         let (text, tokens) = expected(&chat);
         let part = |text: &str| json!({"type": "text", "text": text});
-        let image = |url| json!({"type": "image_url", "image_url": {"url": url, "detail": "high"}});
+        let image = |name: &str| json!({"type": "image_url", "image_url": {"url": url(name), "detail": "high"}});
         let body = json!({"model": "sees", "temperature": 0, "max_tokens": 48, "ignore_eos": true,
             "messages": messages(&chat, image, part)});
         let answer = server.ask(CHAT, &body);
         assert_eq!(answer["choices"][0]["message"]["content"], text, "{answer}");
         assert_eq!(answer["usage"]["prompt_tokens"], tokens);
 
-        let image = |url| json!({"type": "input_image", "image_url": url});
+        let image = |name: &str| json!({"type": "input_image", "image_url": url(name)});
         let part = |text: &str| json!({"type": "input_text", "text": text});
         let body = json!({"model": "sees", "temperature": 0, "max_output_tokens": 48,
             "input": messages(&chat, image, part)});
@@ -129,10 +156,7 @@ fn chats_about_images_get_the_answers_of_transformers() {
         assert!(text.starts_with(found) && !found.is_empty(), "{answer}");
         assert_eq!(answer["usage"]["input_tokens"], tokens);
 
-        let image = |url: String| {
-            let data = url.split_once(',').unwrap().1;
-            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}})
-        };
+        let image = |name: &str| json!({"type": "image", "source": source(name)});
         let part = |text: &str| json!({"type": "text", "text": text});
         let body = json!({"model": "sees", "temperature": 0, "max_tokens": 48,
             "messages": messages(&chat, image, part)});
@@ -202,7 +226,7 @@ fn claimed(width: u32, height: u32) -> String {
 }
 
 /// A question with images, by their addresses.
-fn ask(server: &Running, model: &str, urls: &[&str], text: &str) -> Reply {
+pub(super) fn ask(server: &Running, model: &str, urls: &[&str], text: &str) -> Reply {
     let images = urls
         .iter()
         .map(|url| json!({"type": "image_url", "image_url": {"url": url}}));

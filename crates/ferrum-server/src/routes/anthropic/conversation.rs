@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// A conversation, and whether its tools are to be called.
+/// What is asked for beside a conversation.
 #[derive(Debug)]
 pub(super) struct Asked {
-    conversation: Conversation,
+    /// Whether its tools are to be called.
     choice: ToolChoice,
     parallel: bool,
     /// What the answer has to be, and the field that says so.
@@ -31,19 +31,19 @@ impl Asked {
     /// See [`Conversation::prompt`].
     pub(super) fn prompt(
         self,
+        conversation: Conversation,
         model: &Model,
         mut options: Option<&mut GenerationOptions>,
     ) -> Result<ChatPrompt> {
         if let (Some(options), Some((format, path))) = (&mut options, self.format) {
             options.structured = structured::read_format(format, path, true, model)?;
         }
-        self.conversation
-            .prompt(model, &self.choice, self.parallel, options)
+        conversation.prompt(model, &self.choice, self.parallel, options)
     }
 }
 
 /// Reads the fields that make the prompt.
-pub(super) fn read(body: &mut Body, model: &Model) -> Result<Asked> {
+pub(super) fn read(body: &mut Body, model: &Model) -> Result<(Conversation, Asked)> {
     let fields: Turns = body.part()?;
     if let Some(thread) = &fields.thread {
         if thread.r#type.as_deref() == Some("continue") {
@@ -96,12 +96,12 @@ pub(super) fn read(body: &mut Body, model: &Model) -> Result<Asked> {
         tools,
         extra,
     };
-    Ok(Asked {
-        conversation,
+    let asked = Asked {
         choice,
         parallel,
         format,
-    })
+    };
+    Ok((conversation, asked))
 }
 
 /// An assistant's message at the end is what the answer begins with, unless it calls tools.

@@ -15,6 +15,7 @@ use crate::ids::fresh_id;
 use crate::models::Lease;
 use crate::prompt::conversation::ChatPrompt;
 use crate::prompt::images;
+use crate::prompt::pending_prompt::PendingPrompt;
 use crate::request::{self, Body};
 use crate::response::{
     AnthropicBlock, AnthropicDelta, AnthropicEvent, AnthropicMessage, AnthropicMessageType,
@@ -38,7 +39,7 @@ pub(crate) async fn messages(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (mut job, lease) = app.read(request, read).await?;
+    let (mut job, lease) = app.read_chat(request, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let prompt_tokens = prompt.len();
     let left = job.options.context.time_left(&app.config);
@@ -71,18 +72,23 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<InputTokens>, ApiError> {
-    let (input_tokens, _) = app.read(request, read_count).await?;
+    let (input_tokens, _) = app.read_chat(request, read_count).await?;
     Ok(Json(InputTokens { input_tokens }))
 }
 
-pub(super) fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<usize, ApiError> {
+fn read_count(_: &App, lease: &Lease, body: &mut Body) -> Result<PendingPrompt<usize>, ApiError> {
     body.part::<request::Standing>()?;
-    let asked = conversation::read(body, lease)?;
-    let tokens = asked.prompt(lease, None)?.tokens;
-    Ok(tokens.len())
+    let (conversation, asked) = conversation::read(body, lease)?;
+    Ok(PendingPrompt::new(
+        conversation,
+        move |conversation, lease| {
+            let tokens = asked.prompt(conversation, lease, None)?.tokens;
+            Ok(tokens.len())
+        },
+    ))
 }
 
-pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
+fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<PendingPrompt<Job>, ApiError> {
     let config = &app.config;
     let mut options = GenerationOptions::read_common(body, lease)?;
     let fields: request::Messaging = body.part()?;
@@ -93,9 +99,15 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     options.generation.max_tokens = most.unwrap_or(config.max_tokens);
     let stops = fields.stop_sequences.unwrap_or_default().0;
     options.generation.stop = stop_strings("stop_sequences", stops)?;
-    let asked = conversation::read(body, lease)?;
-    let prompt = asked.prompt(lease, Some(&mut options))?;
-    Ok(Job { options, prompt })
+    let (conversation, asked) = conversation::read(body, lease)?;
+    Ok(PendingPrompt::new(
+        conversation,
+        move |conversation, lease| {
+            options.context.set_waited(lease);
+            let prompt = asked.prompt(conversation, lease, Some(&mut options))?;
+            Ok(Job { options, prompt })
+        },
+    ))
 }
 
 /// What all forms of a message have.

@@ -19,6 +19,7 @@ use crate::http::sse;
 use crate::models::Lease;
 use crate::prompt::conversation::{ChatPrompt, Conversation, ToolChoice, set_effort};
 use crate::prompt::images;
+use crate::prompt::pending_prompt::PendingPrompt;
 use crate::request::{self, Body, Int};
 use crate::response::{DeletedResponse, InputTokensObject, ResponseObject, ResponseTokens};
 use axum::Json;
@@ -56,7 +57,7 @@ pub(crate) async fn create(
     let body = app.fields(request).await?;
     let model = asked_model(&app, &body)?;
     let lease = app.lease(model.as_deref()).await?;
-    let (mut job, lease) = app.parse(body, lease, read).await?;
+    let (mut job, lease) = app.parse_chat(body, lease, read).await?;
     let prompt = std::mem::take(&mut job.prompt.tokens);
     let left = job.options.context.time_left(&app.config);
     let images = std::mem::take(&mut job.prompt.images);
@@ -104,7 +105,7 @@ pub(crate) async fn count(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<ResponseTokens>, ApiError> {
-    let (job, _) = app.read(request, read).await?;
+    let (job, _) = app.read_chat(request, read).await?;
     Ok(Json(ResponseTokens {
         object: InputTokensObject,
         input_tokens: job.prompt.tokens.len(),
@@ -128,7 +129,7 @@ pub(crate) async fn delete(
     .into_response())
 }
 
-pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, ApiError> {
+fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<PendingPrompt<Job>, ApiError> {
     let config = &app.config;
     let said = |body: &Body, field: &str, default: Value| match body.value(field) {
         Value::Null => default,
@@ -162,11 +163,6 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
     let (tools, namespaces) = input::read_tools(body, fields.tools.unwrap_or_default().0)?;
     let choice = ToolChoice::of(fields.tool_choice, tools.as_ref())?;
     let parallel = fields.parallel_tool_calls.unwrap_or(true);
-    let kept = store.then(|| messages.clone());
-    if let Some(text) = &fields.instructions {
-        // Those of an earlier response are gone.
-        messages.insert(0, json!({"role": "system", "content": text}));
-    }
     let conversation = Conversation {
         messages: Value::Array(messages),
         tools,
@@ -193,13 +189,24 @@ pub(super) fn read(app: &App, lease: &Lease, body: &mut Body) -> Result<Job, Api
         user: body.value("user"),
         namespaces,
     };
-    Ok(Job {
-        prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
-        options,
-        echo,
-        wants_logprobs,
-        messages: kept,
-    })
+    Ok(PendingPrompt::new(
+        conversation,
+        move |mut conversation, lease| {
+            options.context.set_waited(lease);
+            let kept = conversation.messages.as_array().filter(|_| store).cloned();
+            // Those of an earlier response are gone.
+            if let Some(text) = &echo.instructions {
+                conversation.instruct(text);
+            }
+            Ok(Job {
+                prompt: conversation.prompt(lease, &choice, parallel, Some(&mut options))?,
+                options,
+                echo,
+                wants_logprobs,
+                messages: kept,
+            })
+        },
+    ))
 }
 
 /// Refuses fields that would change the answer and cannot be followed, and notes hints that are not.
