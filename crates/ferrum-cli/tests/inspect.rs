@@ -199,7 +199,7 @@ fn tensors_that_nothing_reads_are_said() {
     header[name] = value!({"dtype": "F32", "shape": [2], "data_offsets": ends});
     let header = header.to_string();
     let len = (header.len() as u64).to_le_bytes();
-    let file = [&len, header.as_bytes(), data, &[0; 8]].concat();
+    let file = [&len, header.as_bytes(), data, &[1; 8]].concat();
     fs::write(to.path().join("model.safetensors"), file).unwrap();
     let path = to.path().display().to_string();
     assert_eq!(
