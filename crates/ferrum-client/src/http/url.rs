@@ -2,6 +2,7 @@
 
 use crate::{ClientError, Result};
 use hyper::Uri;
+use hyper::http::uri::Authority;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use std::fmt;
 use std::net::IpAddr;
@@ -40,6 +41,12 @@ impl Url {
         match uri.authority() {
             Some(authority) if authority.as_str().contains('@') => {
                 bad("user names do not belong in it")
+            }
+            // The library takes any digits, and has no port if they are too large.
+            Some(authority)
+                if has_port(authority) && !matches!(authority.port_u16(), Some(1..)) =>
+            {
+                bad("expected a port of 1 to 65535")
             }
             Some(authority) if !authority.host().is_empty() => Ok(Self { uri }),
             _ => bad("there is no host in it"),
@@ -141,6 +148,12 @@ pub(crate) fn encode_segment(segment: &str) -> String {
     utf8_percent_encode(segment, RESERVED).to_string()
 }
 
+/// Whether there is something behind a host and a colon.
+fn has_port(authority: &Authority) -> bool {
+    let rest = authority.as_str().strip_prefix(authority.host());
+    rest.is_some_and(|rest| rest.len() > 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +173,8 @@ mod tests {
             (six.host(), six.port(), six.is_loopback()),
             ("::1", 8080, true)
         );
+        assert_eq!(Url::parse("http://a:65535").unwrap().port(), 65_535);
+        assert_eq!(Url::parse("http://a:/").unwrap().port(), 80);
         assert!(Url::parse("http://localhost/x").unwrap().is_loopback());
         assert!(
             !Url::parse("http://127.0.0.1.example/")
@@ -184,6 +199,9 @@ mod tests {
             "https://a b/",
             "http://a/\nHost: b",
             "javascript:x",
+            "http://a:65536/",
+            "https://[::1]:99999",
+            "http://a:0/",
             &long,
         ] {
             let error = Url::parse(text).unwrap_err().to_string();
