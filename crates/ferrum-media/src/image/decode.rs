@@ -49,7 +49,7 @@ impl ImageLimits {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// It begins like no known format.
-    #[error("the file is not an image that is supported\nhint: supported are PNG and JPEG")]
+    #[error("the file is not an image that is supported: expected PNG or JPEG")]
     UnknownFormat,
     /// It is damaged, or uses what its decoder does not know.
     #[error("the {format} image cannot be decoded: {reason}")]

@@ -166,7 +166,9 @@ pub(crate) fn read(model: &Model, images: Vec<SentImage>) -> Result<Vec<ImageTas
 
 /// The bytes that a data URL has.
 fn file(field: &str, url: Option<String>) -> Result<Vec<u8>> {
-    let url = url.ok_or_else(|| ApiError::invalid(field, "the data of the image is missing"))?;
+    let url = url.ok_or_else(|| {
+        ApiError::invalid(field, "the image is missing; expected its data or URL")
+    })?;
     if is_remote(&url) {
         let reason = "images are not fetched by this server, which runs without --allowed-media-domains; expected a data URL \
                       (data:image/png;base64,…)";
@@ -175,7 +177,7 @@ fn file(field: &str, url: Option<String>) -> Result<Vec<u8>> {
     let scheme = url.split_once(':');
     let data = scheme.filter(|(scheme, _)| scheme.trim_start().eq_ignore_ascii_case("data"));
     let Some((_, data)) = data else {
-        let reason = "expected a data URL (data:image/png;base64,…)";
+        let reason = "expected a data URL (data:image/png;base64,…), or one of http or https if this server fetches images";
         return Err(ApiError::invalid(field, reason));
     };
     let parts = data.split_once(',');
