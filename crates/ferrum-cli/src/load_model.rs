@@ -304,15 +304,17 @@ pub(crate) fn load_on(
             false => ui::detail(&note),
         }
     }
-    let mut bar = Progress::bytes("loading");
-    let progress = &mut |done, total| bar.set(done, total);
     let cache = weight_cache::of(weights);
-    let parts = (head, cache.as_ref());
+    let prepared = placement.prepare(model, sizes, cache.as_ref());
+    if let Some(shortage) = prepared.memory_shortage() {
+        weight_cache::tell_shortage(shortage);
+    }
+    let mut bar = Progress::bytes("loading");
     let LoadedParts {
         session,
         draft_head: head,
         kept,
-    } = placement.load_parts(model, sizes, parts, progress)?;
+    } = prepared.load(head, &mut |done, total| bar.set(done, total))?;
     if let Some(kept) = &kept {
         weight_cache::tell(kept);
     }

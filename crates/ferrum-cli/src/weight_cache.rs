@@ -4,7 +4,7 @@ use crate::args::WeightCacheArgs;
 use crate::failure::{Failure, Outcome};
 use crate::hub;
 use crate::ui::{self, human_bytes};
-use ferrum_engine::{CacheOutcome, CacheWriter};
+use ferrum_engine::{CacheOutcome, CacheWriter, MemoryShortage};
 use ferrum_formats::weight_cache::WeightCache;
 use std::path::{Path, PathBuf};
 
@@ -43,16 +43,32 @@ pub(crate) fn tell(kept: &CacheWriter) {
     }
     match kept.outcome() {
         CacheOutcome::Hit => ui::detail("note: the packed weights come from the cache"),
-        CacheOutcome::Streamed { bytes } => ui::say(&format!(
-            "note: the packed weights ({}) are more than memory has room for: they are read from the cache when they are used",
-            human_bytes(*bytes)
-        )),
         CacheOutcome::Skipped(reason) => {
             ui::detail(&format!("note: the packed weights are not kept: {reason}"));
         }
         CacheOutcome::Written { bytes } => ui::detail(&format!(
             "note: the packed weights ({}) are written to the cache",
             human_bytes(*bytes)
+        )),
+        CacheOutcome::Streamed { bytes } => ui::detail(&format!(
+            "note: the packed weights ({}) were written to the cache",
+            human_bytes(*bytes)
+        )),
+    }
+}
+
+/// Says that memory has no room for a model, and what comes of it. Said before the load, which may take long, or be the end of
+/// the process.
+pub(crate) fn tell_shortage(shortage: &MemoryShortage) {
+    let (needed, free) = (human_bytes(shortage.needed), human_bytes(shortage.free));
+    let has = format!("the model takes {needed}, and {free} of memory are free");
+    match &shortage.why_in_memory {
+        None => ui::say_once(&format!(
+            "note: {has}: its weights are packed into the cache and read from there when they are used"
+        )),
+        Some(reason) => ui::say(&format!(
+            "warning: {has}: it may be too much, as weights are read when they are used only from the cache of packed \
+             weights, and {reason}"
         )),
     }
 }

@@ -26,9 +26,9 @@ mod trace;
 
 pub use device::{
     Activations, BackendDispatch, BackendKind, BackendOptions, CacheOutcome, CacheWriter,
-    DraftHeadLoad, GpuLayers, KvDtype, LoadedParts, MemoryShare, PlacedStage, Placement,
-    RankDevice, Ranks, StageList, check_shard, list_devices, rank_options, serve_rank,
-    shut_down_ranks,
+    DraftHeadLoad, GpuLayers, KvDtype, LoadedParts, MemoryShare, MemoryShortage, PlacedStage,
+    Placement, PreparedLoad, RankDevice, Ranks, StageList, check_shard, list_devices, rank_options,
+    serve_rank, shut_down_ranks,
 };
 pub use engine::{
     DraftRunner, Engine, EngineConfig, EngineError, EngineHandle, EngineOffload, Event,

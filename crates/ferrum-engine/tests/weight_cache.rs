@@ -32,14 +32,11 @@ fn device() -> BackendDispatch {
 
 fn load(model: &Model, cache: &WeightCache) -> (Session, CacheWriter) {
     let config = RunnerConfig::single(64);
-    let loaded = Placement::on(device(), model).load_cached(
-        model,
-        config,
-        KvDtype::F32,
-        cache,
-        &mut |_, _| (),
-    );
-    let (session, mut kept) = loaded.unwrap();
+    let sizes = (config, KvDtype::F32);
+    let prepared = Placement::on(device(), model).prepare(model, sizes, Some(cache));
+    assert_eq!(prepared.memory_shortage(), None);
+    let loaded = prepared.load(None, &mut |_, _| ()).unwrap();
+    let (session, mut kept) = (loaded.session, loaded.kept.unwrap());
     kept.finish();
     (session, kept)
 }

@@ -94,6 +94,19 @@ impl PrivateFolder {
         #[cfg(not(unix))]
         None
     }
+
+    /// Whether files of the folder, or of the nearest one above it that is there, lie in memory (Linux: tmpfs).
+    pub(crate) fn is_in_memory(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        {
+            const TMPFS: u32 = 0x0102_1994;
+            let mut above = self.root.ancestors();
+            let found = above.find_map(|folder| rustix::fs::statfs(folder).ok());
+            found.is_some_and(|found| u32::try_from(found.f_type) == Ok(TMPFS))
+        }
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
 }
 
 /// Options to write a file that only its user can read.

@@ -13,7 +13,10 @@ pub use dispatch::{BackendDispatch, BackendOptions, list_devices};
 pub(crate) use job::DeviceJob;
 pub use kind::{Activations, BackendKind, KvDtype};
 pub use memory::MemoryShare;
-pub use placement::{DraftHeadLoad, GpuLayers, LoadedParts, PlacedStage, Placement, StageList};
+pub use placement::{
+    DraftHeadLoad, GpuLayers, LoadedParts, MemoryShortage, PlacedStage, Placement, PreparedLoad,
+    StageList,
+};
 pub use tensor_parallel::{
     RankDevice, Ranks, check_shard, rank_options, serve_rank, shut_down_ranks,
 };

@@ -19,6 +19,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What a cache did for a model that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,19 +185,14 @@ impl LoadStore {
         // Other versions of the program may load other matrices as one.
         let layout = format!("{}/{layout}", env!("CARGO_PKG_VERSION"));
         let key = CacheKey::new(files, layout);
-        let found = cache.find(&key, threads).map_err(|e| e.to_string())?;
+        let (found, stream) = match streamed {
+            None => (find(cache, &key, threads)?, Stream::InMemory),
+            Some(bytes) => find_or_reserve(cache, &key, threads, bytes)?,
+        };
         let (file, damaged) = match found {
             CacheLookup::Ready(file) => (Some(mark_used(file, streamed.is_none())), None),
             CacheLookup::Absent => (None, None),
             CacheLookup::Damaged(fault) => (None, Some(fault.to_string())),
-        };
-        let stream = match (streamed, &file) {
-            // Panels are padded, and some packed forms take a little more.
-            (Some(bytes), None) => match reserve(cache, &key, bytes + bytes / 8 + (1 << 20)) {
-                Ok(writer) => Stream::ToFile(writer),
-                Err(reason) => Stream::Failed(reason),
-            },
-            _ => Stream::InMemory,
         };
         Ok(Self {
             cache: cache.clone(),
@@ -336,6 +332,45 @@ impl Loaded {
         } else if packed && let Some(old) = self.entries.iter_mut().find(|old| old.0 == name) {
             old.1 = entry;
         }
+    }
+}
+
+fn find(cache: &WeightCache, key: &CacheKey, threads: usize) -> Result<CacheLookup, String> {
+    cache.find(key, threads).map_err(|e| e.to_string())
+}
+
+/// What the cache has, or else where weights of `bytes` are written while they are packed. Waits for a process that writes the
+/// same: memory that has no room for the weights once would have to hold them twice.
+fn find_or_reserve(
+    cache: &WeightCache,
+    key: &CacheKey,
+    threads: usize,
+    bytes: u64,
+) -> Result<(CacheLookup, Stream), String> {
+    const LOOK_AGAIN: Duration = Duration::from_millis(200);
+    if cache.is_in_memory() {
+        return Err(format!("{} is a folder in memory", cache.root().display()));
+    }
+    // Panels are padded, and some packed forms take a little more.
+    let bytes = bytes + bytes / 8 + (1 << 20);
+    let mut waits = false;
+    loop {
+        let found = find(cache, key, threads)?;
+        if matches!(found, CacheLookup::Ready(_)) {
+            return Ok((found, Stream::InMemory));
+        }
+        match cache.reserve(key, bytes).map_err(|e| e.to_string())? {
+            WriteReservation::Granted(writer) => return Ok((found, Stream::ToFile(writer))),
+            WriteReservation::Refused(reason) => return Ok((found, Stream::Failed(reason))),
+            WriteReservation::Busy if waits => {}
+            WriteReservation::Busy => {
+                waits = true;
+                tracing::warn!(
+                    "another process writes the packed weights of this model; waiting for it"
+                );
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

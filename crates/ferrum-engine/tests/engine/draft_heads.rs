@@ -92,13 +92,13 @@ impl Pair {
             config: head,
         };
         let sizes = (config, KvDtype::F32);
-        let parts = (Some(head), None);
         let LoadedParts {
             session,
             draft_head: head,
             ..
         } = placement
-            .load_parts(model, sizes, parts, &mut |_, _| ())
+            .prepare(model, sizes, None)
+            .load(Some(head), &mut |_, _| ())
             .unwrap();
         (session.into_runner(), head.unwrap())
     }

@@ -115,6 +115,11 @@ impl Folder {
         self.folder.space()
     }
 
+    /// Whether its files lie in memory.
+    pub(super) fn is_in_memory(&self) -> bool {
+        self.folder.is_in_memory()
+    }
+
     /// Waits for the lock for adding and removing files.
     pub(super) fn lock(&self) -> Result<File> {
         let path = self.root().join(LOCK);

@@ -137,6 +137,11 @@ impl WeightCache {
         bytes >= self.least
     }
 
+    /// Whether the folder, or what is to hold it, lies in memory: what is written there takes as much of it.
+    pub fn is_in_memory(&self) -> bool {
+        self.folder.is_in_memory()
+    }
+
     /// The folder.
     pub fn root(&self) -> &Path {
         self.folder.root()

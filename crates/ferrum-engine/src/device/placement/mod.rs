@@ -6,19 +6,18 @@
 
 mod gpu_layers;
 mod memory;
+mod prepared;
 mod stage_list;
 
 pub use gpu_layers::GpuLayers;
+pub use prepared::{LoadedParts, MemoryShortage, PreparedLoad};
 pub use stage_list::StageList;
 
 use super::dispatch::{BackendDispatch, BackendOptions, no_activations};
 use super::job::{DeviceJob, KvElement};
 use super::kind::{BackendKind, KvDtype};
 use super::tensor_parallel::Ranks;
-use super::weight_cache::{CacheWriter, LoadStore};
 use crate::{Session, StepRunner};
-use ferrum_formats::weight_cache::WeightCache;
-use ferrum_kernels::cpu::PackedStore;
 use ferrum_kernels::{
     BackendKvDtype, DeviceInfo, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
@@ -29,7 +28,6 @@ use ferrum_models::{
 use ferrum_types::{Error, Result, SrcDtype};
 use stage_list::StageChoice;
 use std::fmt;
-use std::sync::Arc;
 
 /// Layers of a model on an open device.
 #[derive(Clone)]
@@ -47,16 +45,6 @@ pub struct DraftHeadLoad<'a> {
     pub head: &'a DraftHead,
     /// Its sizes.
     pub config: RunnerConfig,
-}
-
-/// A loaded model with its draft head and the outcome of the weight cache.
-pub struct LoadedParts {
-    /// The model.
-    pub session: Session,
-    /// The runner of its draft head, where there is one.
-    pub draft_head: Option<Box<dyn StepRunner>>,
-    /// What the cache of packed weights did, where there is one.
-    pub kept: Option<CacheWriter>,
 }
 
 /// The stages of a model, in order, on open devices; or its ranks, of which this process has the first.
@@ -386,104 +374,6 @@ impl Placement {
             .device
             .with_kv::<K, _>(model.keeps_blocks(), LoadLast(part, earlier, head))
     }
-
-    /// [`load`](Self::load) with weights as `cache` has them packed; what it lacks is packed and kept there. Only
-    /// the CPU packs weights, and only those of a model that it has alone are kept.
-    ///
-    /// # Errors
-    /// Those of [`load`](Self::load). What is wrong with the cache is no error, and said in the outcome.
-    pub fn load_cached(
-        &self,
-        model: &Model,
-        config: RunnerConfig,
-        kv: KvDtype,
-        cache: &WeightCache,
-        progress: LoadProgress<'_>,
-    ) -> Result<(Session, CacheWriter)> {
-        let (sizes, cache) = ((config, kv), Some(cache));
-        let LoadedParts { session, kept, .. } =
-            self.load_parts(model, sizes, (None, cache), progress)?;
-        let kept = kept.unwrap_or_else(|| CacheWriter::skipped("there is no cache"));
-        Ok((session, kept))
-    }
-
-    /// [`load`](Self::load) with a draft head beside the last stage, if there is one, and weights as in
-    /// [`load_cached`](Self::load_cached), if there is a cache. It keeps none of the head's.
-    ///
-    /// # Errors
-    /// Those of [`load`](Self::load) and [`load_draft_head`].
-    pub fn load_parts(
-        &self,
-        model: &Model,
-        sizes: (RunnerConfig, KvDtype),
-        (head, cache): (Option<DraftHeadLoad<'_>>, Option<&WeightCache>),
-        progress: LoadProgress<'_>,
-    ) -> Result<LoadedParts> {
-        let shortage = self.memory_shortage(model, &sizes.0, sizes.1);
-        let streamed = shortage.map(|shortage| shortage.weights);
-        let store = cache.map(|cache| self.store(model, cache, streamed));
-        let (placement, store, skipped) = match store {
-            Some(Ok((placement, store))) => (placement, Some(store), None),
-            Some(Err(reason)) => (self.clone(), None, Some(CacheWriter::skipped(reason))),
-            None => (self.clone(), None, None),
-        };
-        if let Some(shortage) = shortage {
-            let reason = match (&store, &skipped) {
-                (Some(store), _) => store.why_not_streamed(),
-                (None, Some(skipped)) => skipped.why_skipped().map(str::to_owned),
-                (None, None) => Some("there is no cache of packed weights".into()),
-            };
-            if let Some(reason) = reason {
-                shortage.warn(&reason);
-            }
-        }
-        let (session, head) = placement.load_runners(model, sizes, head, progress)?;
-        let kept = store.map(|store| store.finish()).transpose()?;
-        Ok(LoadedParts {
-            session,
-            draft_head: head,
-            kept: kept.or(skipped),
-        })
-    }
-
-    /// What a model lacks of the free memory, if the CPU has all of it and that is known.
-    fn memory_shortage(
-        &self,
-        model: &Model,
-        config: &RunnerConfig,
-        kv: KvDtype,
-    ) -> Option<MemoryShortage> {
-        let on_cpu = matches!(self.last.device, BackendDispatch::Cpu(_));
-        let memory = self.last.device.info().memory;
-        let free = memory.filter(|_| on_cpu && self.is_whole())?.free;
-        let plan = self.memory_plan(model, config, kv);
-        // Memory of the KV cache is taken when it is used, and an eighth is left for that.
-        let needed = plan.peak().saturating_sub(plan.kv);
-        (needed > free - free / 8).then_some(MemoryShortage {
-            weights: plan.weights,
-            needed,
-            free,
-        })
-    }
-
-    /// The same placement with a store of packed weights, or why there is none.
-    fn store(
-        &self,
-        model: &Model,
-        cache: &WeightCache,
-        streamed: Option<u64>,
-    ) -> Result<(Self, Arc<LoadStore>), String> {
-        let device = match &self.last.device {
-            BackendDispatch::Cpu(device) if self.is_whole() => device,
-            _ if self.ranks.is_some() => return Err("the weights are cut for ranks".into()),
-            _ if self.is_whole() => return Err("only the CPU packs weights".into()),
-            _ => return Err("the layers are on several stages".into()),
-        };
-        let layout = (device.packed_layout(), device.threads());
-        let store = Arc::new(LoadStore::open(cache, model, layout, streamed)?);
-        let loading = device.with_packed_store(Arc::clone(&store) as Arc<dyn PackedStore>);
-        Ok((Self::on(BackendDispatch::Cpu(loading), model), store))
-    }
 }
 
 impl fmt::Display for Placement {
@@ -506,30 +396,6 @@ impl fmt::Display for Placement {
             }
         }
         Ok(())
-    }
-}
-
-/// A model that takes more than seven eighths of the free memory.
-#[derive(Clone, Copy)]
-struct MemoryShortage {
-    /// Bytes of its weights.
-    weights: u64,
-    /// Bytes of all that it takes but the KV cache.
-    needed: u64,
-    free: u64,
-}
-
-impl MemoryShortage {
-    /// Says that all of it is loaded into memory nevertheless.
-    fn warn(self, reason: &str) {
-        let Self { needed, free, .. } = self;
-        tracing::warn!(
-            needed,
-            free,
-            reason,
-            "the model takes more memory than is free, and is not read from the disk as it is used \
-             (--weight-cache-size and --weight-cache-dir give room for that)"
-        );
     }
 }
 

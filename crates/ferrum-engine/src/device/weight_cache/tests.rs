@@ -14,6 +14,12 @@ fn model(name: &str) -> Model {
     read_model(ModelSource::open(models.join(name)).unwrap()).unwrap()
 }
 
+/// A folder on the disk: that for temporary files may be in memory.
+fn folder() -> TempDir {
+    let program = std::env::current_exe().unwrap();
+    TempDir::new_in(program.parent().unwrap()).unwrap()
+}
+
 /// Where there is room for weights.
 #[derive(Clone, Copy, PartialEq)]
 enum Room {
@@ -57,7 +63,7 @@ fn logits(model: &Model, store: &Arc<LoadStore>) -> (Vec<u32>, CacheOutcome) {
 fn what_memory_has_no_room_for_is_streamed() {
     // Experts, and weights that two matrices share.
     for name in ["qwen3-moe", "gemma3"] {
-        let (model, dir) = (model(name), TempDir::new().unwrap());
+        let (model, dir) = (model(name), folder());
         let load = |room| logits(&model, &store(&dir, &model, room));
         let (expected, outcome) = load(Room::InMemory);
         assert!(matches!(outcome, CacheOutcome::Written { .. }), "{name}");
@@ -78,7 +84,7 @@ fn what_memory_has_no_room_for_is_streamed() {
 /// The first start computes, whatever the disk has room for.
 #[test]
 fn without_room_on_the_disk_weights_stay_in_memory() {
-    let (model, dir) = (model("qwen3-moe"), TempDir::new().unwrap());
+    let (model, dir) = (model("qwen3-moe"), folder());
     let (expected, _) = logits(&model, &store(&dir, &model, Room::InMemory));
     std::fs::remove_dir_all(dir.path()).unwrap();
     let limited = store_below(1000, &dir, &model, Room::OnDisk);
@@ -86,34 +92,34 @@ fn without_room_on_the_disk_weights_stay_in_memory() {
     assert!(reason.contains("the cache may hold 1000"), "{reason}");
     let expected = (expected, CacheOutcome::Skipped(reason));
     assert_eq!(logits(&model, &limited), expected);
-    // Another process writes.
+}
+
+/// Two that pack the same at once would take the memory of both.
+#[test]
+fn a_second_load_waits_for_the_first() {
+    let (model, dir) = (model("qwen3-moe"), folder());
     let first = store(&dir, &model, Room::OnDisk);
-    let second = store(&dir, &model, Room::OnDisk);
-    assert_eq!(first.why_not_streamed(), None);
-    assert!(
-        second
-            .why_not_streamed()
-            .unwrap()
-            .contains("another process")
-    );
-    assert_eq!(logits(&model, &second).0, expected.0);
-    drop(first);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| store(&dir, &model, Room::OnDisk));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!second.is_finished());
+        let (expected, outcome) = logits(&model, &first);
+        assert!(matches!(outcome, CacheOutcome::Streamed { .. }));
+        let second = second.join().unwrap();
+        assert_eq!(logits(&model, &second), (expected, CacheOutcome::Hit));
+    });
 }
 
 /// More than was reserved is not written: the rest stays in memory, and no file is left.
 #[test]
 fn what_exceeds_its_room_is_not_written() {
-    let (model, dir) = (model("qwen3-moe"), TempDir::new().unwrap());
+    let (model, dir) = (model("qwen3-moe"), folder());
     let (expected, _) = logits(&model, &store(&dir, &model, Room::InMemory));
     std::fs::remove_dir_all(dir.path()).unwrap();
     let cache = WeightCache::new(dir.path().join("packed"), Some(1 << 30)).keep_from(0);
     let device = CpuBackend::open(0).unwrap();
     let layout = (device.packed_layout(), device.threads());
-    let store = LoadStore::open(&cache, &model, layout, Some(1)).unwrap();
-    let room = reserve(&cache, &store.key, 20_000);
-    // The other one holds the lock.
-    assert!(room.is_err());
-    *store.stream() = Stream::InMemory;
+    let store = LoadStore::open(&cache, &model, layout, None).unwrap();
     *store.stream() = Stream::ToFile(reserve(&cache, &store.key, 20_000).unwrap());
     let (found, outcome) = logits(&model, &Arc::new(store));
     assert_eq!(found, expected);
@@ -143,7 +149,7 @@ fn mapped(folder: &Path) -> Option<u64> {
 #[test]
 fn experts_stay_on_the_disk_until_they_are_used() {
     const EXPERTS: usize = 16;
-    let (device, dir) = (CpuBackend::open(0).unwrap(), TempDir::new().unwrap());
+    let (device, dir) = (CpuBackend::open(0).unwrap(), folder());
     let store = store(&dir, &model("qwen3-moe"), Room::OnDisk);
     *store.stream() = Stream::InMemory;
     *store.stream() = Stream::ToFile(reserve(&store.cache, &store.key, 1 << 29).unwrap());
