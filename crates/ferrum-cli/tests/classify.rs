@@ -126,10 +126,7 @@ fn what_cannot_be_classified_is_told() {
     let bert = root().join("fixtures/encoders/bert").display().to_string();
     let labels = ["--labels", "cat,dog"];
     for (args, words) in [
-        (
-            &["classify", &model, &text][..],
-            "supported are PNG and JPEG",
-        ),
+        (&["classify", &model, &text][..], "expected PNG or JPEG"),
         (&["classify", &model, "/nowhere.png"], "/nowhere.png"),
         (
             &["classify", &model, &half],
