@@ -67,8 +67,7 @@ pub(crate) fn tell_shortage(shortage: &MemoryShortage) {
             "note: {has}: its weights are packed into the cache and read from there when they are used"
         )),
         Some(reason) => ui::say(&format!(
-            "warning: {has}: it may be too much, as weights are read when they are used only from the cache of packed \
-             weights, and {reason}"
+            "warning: {has}: all weights are loaded into memory nevertheless, because {reason}"
         )),
     }
 }
