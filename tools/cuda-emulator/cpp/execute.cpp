@@ -124,6 +124,18 @@ struct Touches {
     }
 };
 
+// Where threads come to a barrier of their block: a line, or a barrier without one, at which they may come from several.
+struct Barrier {
+    const char* file = nullptr;
+    unsigned line = 0;
+    bool operator==(const Barrier& other) const {
+        return line == other.line && (file == other.file || (file && other.file && !std::strcmp(file, other.file)));
+    }
+    std::string text() const {
+        return file ? std::string(file) + ", line " + std::to_string(line) : "a barrier that is no `__syncthreads`";
+    }
+};
+
 // What runs one block at a time, on a thread of the host.
 struct Engine {
     const Launch* launch = nullptr;
@@ -143,6 +155,8 @@ struct Engine {
     Dim block{};
     uint32_t block_number = 0, epoch = 0;
     size_t alive = 0, waiting = 0;
+    // Of the threads that wait.
+    Barrier barrier;
     std::string fault;
     char* dynamic = nullptr;
     Touches static_touch, dynamic_touch;
@@ -579,9 +593,13 @@ EmulatorUint3 emulator_grid_dim() {
 void* emulator_dynamic_shared() { return engine().dynamic; }
 void emulator_fault(const char* reason) { fault(engine(), reason); }
 
-void emulator_block_barrier() {
+void emulator_block_barrier(const char* file, unsigned line, unsigned threads) {
     Engine& e = engine();
-    e.waiting++;
+    Barrier here{file, line};
+    if (threads && threads != e.lanes.size()) return fault(e, "a barrier of another number of threads than the block has");
+    if (e.waiting++ == 0) e.barrier = here;
+    if (!(e.barrier == here))
+        return fault(e, "threads of a block meet at different barriers: " + e.barrier.text() + ", and " + here.text());
     leave(e, State::AT_BARRIER);
 }
 

@@ -58,7 +58,8 @@ uint3 emulator_block_idx();
 uint3 emulator_block_dim();
 uint3 emulator_grid_dim();
 void* emulator_dynamic_shared();
-void emulator_block_barrier();
+// A barrier of all `threads` of a block (of all there are, with 0). Where `file` is one, all must come to it at that line.
+void emulator_block_barrier(const char* file, unsigned line, unsigned threads);
 void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg);
 void emulator_warp_barrier(unsigned mask);
 // Checks an access as the instrumentation would, and its alignment: errors name it.
@@ -89,7 +90,9 @@ void emulator_fault(const char* reason);
 #define gridDim (emulator_grid_dim())
 static const int warpSize = 32;
 
-static inline void __syncthreads() { emulator_block_barrier(); }
+static inline void __syncthreads(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    emulator_block_barrier(file, line, 0);
+}
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator_warp_barrier(mask); }
 EMULATOR_PLAIN static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block() {}

@@ -285,7 +285,7 @@ EMULATOR_PLAIN static inline void mma_e4m3(float (&c)[4], const uint32_t (&a)[4]
 static inline void prefetch(const void*) {}
 template <int THREADS>
 static inline void block_barrier() {
-    __syncthreads();
+    emulator_block_barrier(nullptr, 0, THREADS);
 }
 extern "C" void emulator_wait_for_previous();
 static inline void wait_for_previous() { emulator_wait_for_previous(); }

@@ -241,6 +241,9 @@ fn what_no_kernel_may_do_is_an_error() {
         ("write_race", 0, "two threads write the same shared memory"),
         ("unaligned", 0, "no multiple of 16"),
         ("split_barrier", 0, "wait for ever"),
+        ("barriers_of_two_lines", 0, "meet at different barriers"),
+        ("barrier_of_any_line", 0, ""),
+        ("barrier_of_one_warp", 0, "another number of threads"),
         ("lost_lane", 0, "a lane that takes no part"),
         ("async_copy", 0, "nothing has written"),
     ];

@@ -66,6 +66,25 @@ extern "C" __global__ void split_barrier(float* out) {
     if (threadIdx.x == 40) __shfl_sync(1u << 8 | 1u << 9, 1.0f, 8);
 }
 
+// Each warp comes to a barrier at a line of its own.
+extern "C" __global__ void barriers_of_two_lines(float* out) {
+    if (threadIdx.x < 32) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+extern "C" __global__ void barrier_of_any_line(float* out) {
+    if (threadIdx.x < 32) {
+        block_barrier<64>();
+    } else {
+        block_barrier<64>();
+    }
+}
+extern "C" __global__ void barrier_of_one_warp(float* out) {
+    block_barrier<32>();
+}
+
 // out[16, 8] = a[16, 16] · b[16, 8] of bf16, through ldmatrix and mma.sync.
 extern "C" __global__ void product(float* out, const unsigned short* a, const unsigned short* b) {
     __shared__ unsigned short sa[16 * 16], sb[16 * 16];
