@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -73,6 +74,11 @@ bool run(Program& program, const std::string& command, const std::string& log) {
     return ok;
 }
 
+bool failed(Program& program, const std::string& path) {
+    program.log = path + ": " + std::strerror(errno);
+    return false;
+}
+
 // Makes the shared object of a program in a folder of its own.
 bool build(Program& program, const std::string& source, const std::string& flags, const std::string& home,
            const std::string& folder) {
@@ -104,10 +110,10 @@ bool compile(Program& program, const std::string& flags) {
     if (!exists(object)) {
         // Others, threads of this process too, may be compiling the same.
         std::string folder = modules + "/" + hash + ".XXXXXX";
-        if (!mkdtemp(folder.data())) return false;
+        if (!mkdtemp(folder.data())) return failed(program, folder);
         if (!build(program, source, flags, home, folder)) return false;
-        if (std::rename((folder + "/kernel.so").c_str(), object.c_str())) return false;
-        if (std::system(("rm -rf '" + folder + "'").c_str())) return false;
+        if (std::rename((folder + "/kernel.so").c_str(), object.c_str())) return failed(program, object);
+        if (std::system(("rm -rf '" + folder + "'").c_str())) return failed(program, folder);
     }
     std::string bytes = read_file(object);
     uint64_t size = bytes.size();

@@ -2,7 +2,7 @@
 //! `libnccl`.
 //!
 //! The README says what it checks. A test calls [`load`] before the first call of CUDA; where there is no C++ compiler it
-//! says so, and the test prints that it was skipped.
+//! says so, and the test prints that it was skipped. An emulator that does not build is a panic: no test is skipped for that.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,7 +30,10 @@ const SOURCES: [&str; 13] = [
 /// path of another process.
 ///
 /// # Errors
-/// A sentence on why it cannot be built here.
+/// A sentence on what this machine lacks: a system that the emulator is for, or a C++ compiler.
+///
+/// # Panics
+/// Where there is a compiler and the build fails, with what the compiler said.
 pub fn library_dir() -> Result<PathBuf, String> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     FOLDER.get_or_init(build).clone()
@@ -43,6 +46,8 @@ fn build() -> Result<PathBuf, String> {
     )) {
         return Err("the CUDA emulator is for Linux on x86-64 and AArch64".into());
     }
+    // Kernels are compiled by it later, so it is needed where the libraries have been built before, too.
+    find_compiler("c++")?;
     let mut hasher = DefaultHasher::new();
     SOURCES.hash(&mut hasher);
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -52,21 +57,32 @@ fn build() -> Result<PathBuf, String> {
         return Ok(folder);
     }
     let beside = all.join(format!("build-{}", std::process::id()));
-    fs::create_dir_all(&beside).map_err(|e| format!("{}: {e}", beside.display()))?;
-    let output = Command::new("sh")
-        .arg(here.join("build.sh"))
-        .arg(&beside)
-        .output()
-        .map_err(|e| format!("no shell to build the CUDA emulator: {e}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("the CUDA emulator does not build: {}", said.trim()));
-    }
+    run_script(&here.join("build.sh"), &beside);
     // Another process may have been faster; then its folder is the same.
     if fs::rename(&beside, &folder).is_err() {
         let _ = fs::remove_dir_all(&beside);
     }
     Ok(folder)
+}
+
+fn find_compiler(name: &str) -> Result<(), String> {
+    match Command::new(name).arg("--version").output() {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => Err(format!(
+            "there is no C++ compiler ({name}), which builds the CUDA emulator"
+        )),
+    }
+}
+
+/// Runs `build.sh`, which makes the folder `into`. Panics where it fails.
+fn run_script(script: &Path, into: &Path) {
+    let output = Command::new("sh").arg(script).arg(into).output();
+    let output = output.unwrap_or_else(|e| panic!("{}: {e}", script.display()));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "the CUDA emulator does not build: {said}"
+    );
 }
 
 /// The driver, NVRTC, cuBLASLt and NCCL of this process.
@@ -75,20 +91,25 @@ static LOADED: OnceLock<Result<[libloading::Library; 4], String>> = OnceLock::ne
 /// Makes the emulator the CUDA driver of this process: whoever opens `libcuda.so` from here on gets it.
 ///
 /// # Errors
-/// A sentence on why there is none.
+/// Those of [`library_dir`].
+///
+/// # Panics
+/// Where [`library_dir`] does, or what was built cannot be loaded.
 pub fn load() -> Result<(), String> {
     let loaded = LOADED.get_or_init(|| {
         let folder = library_dir()?;
         let open = |name: &str| {
             // SAFETY: the library was built from this folder; its initialisers only register its own state.
-            unsafe { libloading::Library::new(folder.join(name)) }.map_err(|e| e.to_string())
+            let library = unsafe { libloading::Library::new(folder.join(name)) };
+            library.unwrap_or_else(|e| panic!("{name} of the CUDA emulator cannot be loaded: {e}"))
         };
         Ok([
-            open("libcuda.so")?,
-            open("libnvrtc.so")?,
-            open("libcublasLt.so")?,
-            open("libnccl.so.2")?,
-        ])
+            "libcuda.so",
+            "libnvrtc.so",
+            "libcublasLt.so",
+            "libnccl.so.2",
+        ]
+        .map(open))
     });
     loaded.as_ref().map(|_| ()).map_err(Clone::clone)
 }
@@ -108,30 +129,31 @@ pub fn lose_rank(lost: bool) {
     set(3, b"emulator_lose_rank\0", i32::from(lost));
 }
 
-/// Gives a number to one of the loaded libraries.
+/// Gives a number to one of the libraries, where they are loaded.
 fn set(library: usize, name: &[u8], value: i32) {
     if let Some(Ok(libraries)) = LOADED.get() {
         // SAFETY: in `cpp/`, the functions with these names take an `int` and return nothing.
-        unsafe {
-            if let Ok(set) = libraries[library].get::<unsafe extern "C" fn(i32)>(name) {
-                set(value);
-            }
-        }
+        unsafe { symbol::<unsafe extern "C" fn(i32)>(&libraries[library], name)(value) };
     }
+}
+
+/// A function of one of the libraries.
+///
+/// # Safety
+/// It has the type `F` in `cpp/`.
+unsafe fn symbol<'a, F>(
+    library: &'a libloading::Library,
+    name: &[u8],
+) -> libloading::Symbol<'a, F> {
+    // SAFETY: the caller's.
+    unsafe { library.get(name) }.expect("the emulator has the functions that this file names")
 }
 
 /// Clears an error of a kernel, which every later call would return. The work that was queued is gone.
 pub fn clear_error() {
-    if let Ok(folder) = library_dir() {
-        // SAFETY: the library is loaded already, or runs nothing yet; the symbol is a function without arguments.
-        unsafe {
-            let library = libloading::Library::new(folder.join("libcuda.so"));
-            if let Ok(library) = library
-                && let Ok(reset) = library.get::<unsafe extern "C" fn()>(b"emulator_reset")
-            {
-                reset();
-            }
-        }
+    if let Some(Ok(libraries)) = LOADED.get() {
+        // SAFETY: in `cpp/driver.cpp`, it takes and returns nothing.
+        unsafe { symbol::<unsafe extern "C" fn()>(&libraries[0], b"emulator_reset\0")() };
     }
 }
 
@@ -177,8 +199,24 @@ fn count(library: usize, name: &[u8]) -> u64 {
         return 0;
     };
     // SAFETY: in `cpp/`, the functions with these names take nothing and return `uint64_t`.
-    unsafe {
-        let count = libraries[library].get::<unsafe extern "C" fn() -> u64>(name);
-        count.map_or(0, |count| count())
+    unsafe { symbol::<unsafe extern "C" fn() -> u64>(&libraries[library], name)() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_compiler_says_so() {
+        let reason = find_compiler("no-such-compiler").unwrap_err();
+        assert!(reason.contains("no C++ compiler"), "{reason}");
+    }
+
+    #[test]
+    #[should_panic(expected = "does not build: no such type")]
+    fn a_build_that_fails_is_no_reason_to_skip_a_test() {
+        let script = std::env::temp_dir().join(format!("broken-build-{}.sh", std::process::id()));
+        fs::write(&script, "echo no such type >&2; rm \"$0\"; exit 1").unwrap();
+        run_script(&script, Path::new("nowhere"));
     }
 }
