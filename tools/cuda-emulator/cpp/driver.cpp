@@ -162,7 +162,7 @@ Driver& driver() {
 // What broke the device stays the message of all later errors: they follow from it.
 CUresult fail(CUresult code, const std::string& message) {
     Driver& d = driver();
-    if (d.sticky == SUCCESS) d.message = message;
+    if (d.sticky == SUCCESS) d.message = with_seed(message);
     return code;
 }
 
@@ -170,9 +170,9 @@ CUresult fail(CUresult code, const std::string& message) {
 CUresult broken(const std::string& message) {
     Driver& d = driver();
     if (d.sticky == SUCCESS) {
-        std::fprintf(stderr, "cuda-emulator: %s\n", message.c_str());
         d.sticky = LAUNCH_FAILED;
-        d.message = message;
+        d.message = with_seed(message);
+        std::fprintf(stderr, "cuda-emulator: %s\n", d.message.c_str());
     }
     return d.sticky;
 }
@@ -449,6 +449,11 @@ CUresult cuGetErrorString(CUresult code, const char** text) {
 uint64_t emulator_replays() {
     Locked lock;
     return driver().replays;
+}
+// For tests: begins the draws of the seed again, which it gives.
+uint64_t emulator_restart_draws() {
+    Locked lock;
+    return restart_draws();
 }
 // For tests of kernels that some devices have: the compute capability of all devices from here on, times ten.
 void emulator_set_capability(int capability) { driver().capability = capability; }

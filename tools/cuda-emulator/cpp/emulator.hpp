@@ -213,8 +213,14 @@ inline uint16_t to_f16(float x) {
     return uint16_t(sign | ((bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13));
 }
 
+// ---- the seed (seed.cpp) -------------------------------------------------------------------------------------------
+
 // Pseudo-random numbers of the seed in CUDA_EMULATOR_SEED.
 uint32_t draw(uint32_t below);
+// Begins with the first number again. Gives the seed.
+uint32_t restart_draws();
+// A message with the seed, by which the error can be seen once more.
+std::string with_seed(const std::string& message);
 
 // Writes the counters of all functions to the file in CUDA_EMULATOR_COUNTERS, where there is one.
 void write_counters(const std::map<std::string, Counters>& all);

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <thread>
 
 #include "emulator.hpp"
@@ -28,14 +27,6 @@ constexpr size_t DYNAMIC = 256 << 10;
 constexpr uint16_t MANY = 0xffff;
 // Several lanes of a warp, whose number is in the lower bits.
 constexpr uint16_t WARP = 0x8000;
-
-std::mt19937& generator() {
-    static std::mt19937 one = [] {
-        const char* seed = std::getenv("CUDA_EMULATOR_SEED");
-        return std::mt19937(seed ? std::strtoul(seed, nullptr, 10) : 1);
-    }();
-    return one;
-}
 
 // Draws, fast, in which order a block's warps run.
 struct Random {
@@ -441,8 +432,6 @@ void finish_copies(Engine& e, Lane& lane, size_t count) {
 
 }  // namespace
 
-uint32_t draw(uint32_t below) { return std::uniform_int_distribution<uint32_t>(0, below - 1)(generator()); }
-
 namespace {
 
 // What a launch is for all that run blocks of it.
@@ -527,7 +516,7 @@ static unsigned most_at_once = MOST_WORKERS;
 
 std::string execute(const Launch& launch, const std::vector<Unfinished>& unfinished) {
     Counters& counters = launch.function->counters;
-    Job job = {launch, unfinished, launch.grid.count(), draw(2) == 1, generator()()};
+    Job job = {launch, unfinished, launch.grid.count(), draw(2) == 1, draw(UINT32_MAX)};
     counters.launches++;
     counters.threads += launch.block.count() * job.blocks;
     auto begin = std::chrono::steady_clock::now();

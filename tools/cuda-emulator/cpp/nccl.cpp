@@ -101,7 +101,7 @@ std::shared_ptr<Comm> found(void* handle) {
 }
 
 int fail(int code, const std::string& problem) {
-    last_problem = problem;
+    last_problem = with_seed(problem);
     return code;
 }
 

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     include_str!("../build.sh"),
     include_str!("../cpp/emulator.hpp"),
     include_str!("../cpp/memory.cpp"),
     include_str!("../cpp/fiber.hpp"),
     include_str!("../cpp/fiber.cpp"),
     include_str!("../cpp/workers.cpp"),
+    include_str!("../cpp/seed.cpp"),
     include_str!("../cpp/execute.cpp"),
     include_str!("../cpp/driver.cpp"),
     include_str!("../cpp/blas.cpp"),
@@ -90,6 +91,9 @@ static LOADED: OnceLock<Result<[libloading::Library; 4], String>> = OnceLock::ne
 
 /// Makes the emulator the CUDA driver of this process: whoever opens `libcuda.so` from here on gets it.
 ///
+/// What is drawn begins anew from the seed, which is printed: a test that fails shows it, and with `CUDA_EMULATOR_SEED` set to it
+/// and the test alone in its process, the orders are the same.
+///
 /// # Errors
 /// Those of [`library_dir`].
 ///
@@ -111,7 +115,12 @@ pub fn load() -> Result<(), String> {
         ]
         .map(open))
     });
-    loaded.as_ref().map(|_| ()).map_err(Clone::clone)
+    loaded.as_ref().map_err(Clone::clone)?;
+    println!(
+        "CUDA_EMULATOR_SEED={}",
+        count(0, b"emulator_restart_draws\0")
+    );
+    Ok(())
 }
 
 /// [`load`], and as many devices from here on.

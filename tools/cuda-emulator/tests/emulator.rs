@@ -4,8 +4,12 @@
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use std::ffi::{CString, c_void};
+use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
+
+/// What the order of warps is drawn from, and errors name.
+const SEED: &str = "CUDA_EMULATOR_SEED";
 
 /// One device, one error at a time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -266,11 +270,50 @@ fn what_no_kernel_may_do_is_an_error() {
         match expected {
             "" => assert_eq!(found, ""),
             _ => assert!(
-                found.contains(expected) && found.contains(kernel),
+                [expected, kernel, SEED].map(|part| found.contains(part)) == [true; 3],
                 "{kernel}: {found:?}"
             ),
         }
     }
+}
+
+/// The order of warps is the same when a test is run once more. It is printed for [`seeds_choose_the_order_of_warps`].
+#[test]
+fn each_test_draws_from_the_beginning() {
+    let turns = || {
+        let device = Device::open()?;
+        let (out, turn) = (device.alloc(32), device.upload(&[0f32]));
+        assert_eq!(device.run("warp_order", 1, 256, 0, &mut [out, turn]), "");
+        Some(device.download(out, 8))
+    };
+    let found = turns();
+    println!("order {found:?}");
+    assert_eq!(turns(), found);
+}
+
+#[test]
+fn seeds_choose_the_order_of_warps() {
+    if Device::open().is_none() {
+        return;
+    }
+    // What the lines of the output that begin so have behind it.
+    let printed = |seed: Option<&str>, begin: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "each_test_draws_from_the_beginning"]);
+        command.arg("--nocapture").env_remove(SEED);
+        let output = command
+            .envs(seed.map(|seed| (SEED, seed)))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+        let line = text.lines().find_map(|line| line.strip_prefix(begin));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert_eq!(printed(Some("2"), "order "), printed(Some("2"), "order "));
+    assert_ne!(printed(Some("2"), "order "), printed(Some("3"), "order "));
+    let drawn = || printed(None, "CUDA_EMULATOR_SEED=");
+    assert_ne!(drawn(), drawn());
 }
 
 #[test]
