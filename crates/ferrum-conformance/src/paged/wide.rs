@@ -105,6 +105,15 @@ pub(super) const MANY_WIDE: &[(&str, Change)] = &[
         (s.heads, s.head_dim, s.block_size) = ((4, 1), 256, 32);
         s.seqs = &[(20, 130), (300, 1), (31, 2)];
     }),
+    ("heads 4:1 of 512, 40 queries beside decode", |s| {
+        (s.heads, s.head_dim, s.block_size) = ((4, 1), 512, 24);
+        s.seqs = &[(20, 40), (300, 1), (31, 2)];
+    }),
+    ("heads 2:1 of 320, window 50, sinks, softcap", |s| {
+        (s.heads, s.head_dim) = ((2, 1), 320);
+        (s.window, s.softcap, s.sinks) = (Some(50), Some(5.0), true);
+        s.seqs = &[(60, 33), (129, 1)];
+    }),
     (
         "latent rows of 64, values of 48, 40 queries beside decode",
         |s| {

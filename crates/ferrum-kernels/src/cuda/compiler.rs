@@ -13,7 +13,9 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 
 const OP: &str = "load_kernels";
 
@@ -48,6 +50,8 @@ macro_rules! sources {
         pub(super) enum KernelFile {
             $(#[doc = $file] $module,)*
         }
+        static FILES: &[KernelFile] = &[$(KernelFile::$module,)*];
+
         /// All files, in the order of [`KernelFile`].
         pub(super) static SOURCES: &[Source] = &[
             $(Source {
@@ -69,14 +73,19 @@ sources! {
     Attention => "attention.cu", Always;
     FlashF32 => "flash_f32.cu", Asked;
     FlashWideF32 => "flash_wide_f32.cu", Asked;
+    Flash512F32 => "flash_512_f32.cu", Asked;
     FlashF16 => "flash_f16.cu", Half;
     FlashWideF16 => "flash_wide_f16.cu", Asked;
+    Flash512F16 => "flash_512_f16.cu", Asked;
     FlashBf16 => "flash_bf16.cu", Asked;
     FlashWideBf16 => "flash_wide_bf16.cu", Asked;
+    Flash512Bf16 => "flash_512_bf16.cu", Asked;
     FlashFp8 => "flash_fp8.cu", Asked;
     FlashWideFp8 => "flash_wide_fp8.cu", Asked;
+    Flash512Fp8 => "flash_512_fp8.cu", Asked;
     FlashInt8 => "flash_int8.cu", Asked;
     FlashWideInt8 => "flash_wide_int8.cu", Asked;
+    Flash512Int8 => "flash_512_int8.cu", Asked;
     FlashGroupF16 => "flash_group_f16.cu", Asked;
     FlashGroupBf16 => "flash_group_bf16.cu", Asked;
     FlashDecodeF16 => "flash_decode_f16.cu", Half;
@@ -110,6 +119,8 @@ impl KernelFile {
             Self::FlashGroupF16 | Self::FlashGroupBf16 => true,
             Self::FlashDecodeF16 | Self::FlashDecodeBf16 => true,
             Self::FlashWideFp8 | Self::FlashInt8 | Self::FlashWideInt8 | Self::FlashCombine => true,
+            Self::Flash512F32 | Self::Flash512F16 | Self::Flash512Bf16 => true,
+            Self::Flash512Fp8 | Self::Flash512Int8 => true,
             Self::Rows | Self::Gemm | Self::Heads | Self::Conv | Self::Linear => false,
             Self::Attention | Self::TileE4m3 | Self::Float8 | Self::Collective => false,
         }
@@ -167,12 +178,29 @@ fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// The kernels of a device, in machine code. Files that nearly every model needs are loaded with it, several at a time; the others
-/// when a kernel of theirs is first asked for.
+/// The kernels of a device, in machine code. A file is loaded when a kernel of it is first asked for, or before that, beside others,
+/// where it is known that one will be: compiling takes seconds, and one file after the other those of all.
 pub(super) struct Modules {
+    files: Arc<Files>,
+    /// Threads that load files.
+    loading: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// All files for a device.
+struct Files {
+    driver: Arc<Driver>,
     target: Target,
-    /// In the order of [`SOURCES`]. A caller that needs one that is being loaded waits for it.
-    loaded: Vec<Mutex<Option<Module>>>,
+    /// In the order of [`SOURCES`].
+    loaded: Vec<Loaded>,
+}
+
+/// A file, once it is needed.
+#[derive(Default)]
+struct Loaded {
+    /// Whether a thread was begun for it.
+    is_prepared: AtomicBool,
+    /// A caller that needs what another one is loading waits for it.
+    module: Mutex<Option<Module>>,
 }
 
 /// What machine code is made for.
@@ -184,63 +212,86 @@ struct Target {
 }
 
 impl Modules {
+    /// Begins to load the files that nearly every model needs.
+    ///
+    /// # Errors
+    /// Where NVRTC is not there, or does not compile for this device. Only the shortest file is waited for.
     pub(super) fn open(
         driver: &Arc<Driver>,
         capability: (i32, i32),
         defines: &'static [&'static str],
     ) -> Result<Self> {
-        let modules = Self {
-            target: Target {
-                architecture: architecture(capability),
-                defines,
-                nvrtc: version()?,
-                cache: cache_folder(),
-            },
-            loaded: SOURCES.iter().map(|_| Mutex::new(None)).collect(),
+        let target = Target {
+            architecture: architecture(capability),
+            defines,
+            nvrtc: version()?,
+            cache: cache_folder(),
         };
-        std::thread::scope(|scope| {
-            let needed = SOURCES.iter().zip(&modules.loaded);
-            let half = !defines.is_empty();
-            let needed = needed.filter(|(source, _)| match source.needed {
-                Needed::Always => true,
-                Needed::Half => half,
-                Needed::Asked => false,
-            });
-            let loads: Vec<_> = needed
-                .map(|(source, module)| {
-                    let target = &modules.target;
-                    scope.spawn(|| {
-                        *lock(module) = Some(target.load(driver, source)?);
-                        Ok(())
-                    })
-                })
-                .collect();
-            let panicked = |_| failure(OP, "a thread that loads kernels panicked");
-            loads
-                .into_iter()
-                .try_for_each(|load| load.join().map_err(panicked)?)
-        })?;
+        let modules = Self {
+            files: Arc::new(Files {
+                driver: Arc::clone(driver),
+                target,
+                loaded: SOURCES.iter().map(|_| Loaded::default()).collect(),
+            }),
+            loading: Mutex::default(),
+        };
+        let half = !defines.is_empty();
+        let is_needed = |file: &KernelFile| match SOURCES[*file as usize].needed {
+            Needed::Always => true,
+            Needed::Half => half,
+            Needed::Asked => false,
+        };
+        let needed: Vec<_> = FILES.iter().copied().filter(is_needed).collect();
+        modules.prepare(&needed);
+        modules.files.with(KernelFile::Heads, |_| Ok(()))?;
         Ok(modules)
     }
 
-    /// A kernel by its name; the first one of a file loads it.
-    pub(super) fn function(
-        &self,
-        driver: &Arc<Driver>,
-        file: KernelFile,
-        name: &str,
-    ) -> Result<Function> {
-        let mut module = lock(&self.loaded[file as usize]);
-        if module.is_none() {
-            *module = Some(self.target.load(driver, &SOURCES[file as usize])?);
+    /// The compiler's version.
+    pub(super) fn nvrtc(&self) -> (i32, i32) {
+        self.files.target.nvrtc
+    }
+
+    /// Begins to load files of which kernels will be asked for, each on a thread of its own. What fails is said to whoever asks.
+    pub(super) fn prepare(&self, files: &[KernelFile]) {
+        let mut loading = lock(&self.loading);
+        for &file in files {
+            let of = &self.files.loaded[file as usize];
+            if of.is_prepared.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            let files = Arc::clone(&self.files);
+            let load = move || drop(files.with(file, |_| Ok(())));
+            // Without a thread, the file is loaded when it is asked for.
+            loading.extend(thread::Builder::new().spawn(load));
         }
-        let missing = || {
-            failure(
-                OP,
-                format!("{} was not loaded", SOURCES[file as usize].name),
-            )
+    }
+
+    /// A kernel by its name; the first one of a file loads it.
+    pub(super) fn function(&self, file: KernelFile, name: &str) -> Result<Function> {
+        self.files.with(file, |module| module.function(name))
+    }
+}
+
+/// A compiler that still runs when the process ends would find its library's memory gone.
+impl Drop for Modules {
+    fn drop(&mut self) {
+        for thread in lock(&self.loading).drain(..) {
+            // What a panic was about, the next that needs the file meets as well.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Files {
+    /// Calls `with` on a file, which is loaded if it is not yet.
+    fn with<T>(&self, file: KernelFile, with: impl FnOnce(&Module) -> Result<T>) -> Result<T> {
+        let mut module = lock(&self.loaded[file as usize].module);
+        let module = match &mut *module {
+            Some(module) => module,
+            none => none.insert(self.target.load(&self.driver, &SOURCES[file as usize])?),
         };
-        module.as_ref().ok_or_else(missing)?.function(name)
+        with(module)
     }
 }
 
@@ -254,10 +305,26 @@ impl Target {
             return Ok(module);
         }
         let cubin = compile(source, &self.architecture, self.defines)?;
+        let module = Module::load(driver, &cubin).map_err(|e| self.refused(e))?;
         if let Some(path) = path {
             keep(&path, &cubin);
         }
-        Module::load(driver, &cubin)
+        Ok(module)
+    }
+
+    /// Why the driver does not take what was compiled.
+    fn refused(&self, error: Error) -> Error {
+        let (compiler, driver) = (self.nvrtc, Driver::version());
+        match compiler.0 > driver.0 {
+            true => no_device(
+                format!(
+                    "NVRTC {}.{} is newer than the driver, which is for CUDA {}.{} and does not take its kernels ({error})",
+                    compiler.0, compiler.1, driver.0, driver.1
+                ),
+                "install NVRTC of the driver's version, or a newer driver",
+            ),
+            false => error,
+        }
     }
 }
 
@@ -369,8 +436,15 @@ fn compile(source: &Source, architecture: &str, defines: &[&str]) -> Result<Vec<
         let program = Program(program);
         let count = option_texts.len() as i32;
         let done = nvrtc::nvrtcCompileProgram(program.0, count, option_texts.as_ptr());
-        if done != nvrtc::nvrtcResult::NVRTC_SUCCESS {
-            return Err(log_of(source, &program));
+        match done {
+            nvrtc::nvrtcResult::NVRTC_SUCCESS => {}
+            nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
+                return Err(no_device(
+                    format!("NVRTC does not compile for sm_{architecture}, which is newer than it"),
+                    "install a newer NVRTC (the CUDA toolkit, or the Python package nvidia-cuda-nvrtc)",
+                ));
+            }
+            _ => return Err(log_of(source, &program)),
         }
         let mut size = 0;
         check(nvrtc::nvrtcGetCUBINSize(program.0, &mut size))?;

@@ -57,9 +57,19 @@ impl Shared {
         if let Some(function) = functions.get(name) {
             return Ok(*function);
         }
-        let function = self.modules.function(&self.driver, file, name)?;
+        let function = self.modules.function(file, name)?;
         functions.insert(name, function);
         Ok(function)
+    }
+
+    /// The compiler's version.
+    pub(super) fn nvrtc(&self) -> (i32, i32) {
+        self.modules.nvrtc()
+    }
+
+    /// Begins to load files of which kernels will be asked for.
+    pub(super) fn prepare(&self, files: &[KernelFile]) {
+        self.modules.prepare(files);
     }
 
     /// NVIDIA's products of matrices, where there are any and a row's bits may depend on its batch.

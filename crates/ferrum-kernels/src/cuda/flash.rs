@@ -3,7 +3,7 @@
 //!
 //! A batch may have prompts, chunks and decodes at once, and the host knows bounds only. Sequences with few rows (a row is a
 //! query of a head that shares a kv head with others) go to kernels with tiles of 16 rows, whose warps share the keys; those
-//! with more to tiles of 64. Each launch leaves out the sequences of the other, so a captured step can be replayed with other
+//! with more to tiles of 64 (of 32 where values are wider than 256). Each launch leaves out the sequences of the other, so a captured step can be replayed with other
 //! lengths. Compute capability 9.0 has tiles of 128 rows for sequences with many, whose products four warps make together
 //! (warpgroup MMA, `wgmma`). Few rows that leave the device room for more blocks, as those of one decode, have tiles of 8, whose warps do not
 //! wait for one another.
@@ -18,8 +18,8 @@
 use super::attention_call::Call;
 use super::compiler::KernelFile;
 use super::context::{Arg, COUNTERS, CudaContext};
+use super::flash_tiles::{DECODE, Form, GROUP, Stored, Tiles, WITH_GROUPS, Widths};
 use super::role::CudaAct;
-use super::tile;
 use crate::backend::AttnConfig;
 use crate::backend::check::elements;
 use ferrum_types::{Dtype, Result};
@@ -48,212 +48,6 @@ const NO_LIMIT: usize = i32::MAX as usize;
 
 /// Most rows of a sequence in batches that do not go to tiles of 128: half of such a tile would have none.
 const SOME_ROWS: usize = 64;
-
-/// How a kernel works.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Each warp makes its products; one tile of keys or of values is being loaded.
-    Warp,
-    /// Each warp has rows, keys and values of its own, in registers.
-    Decode,
-    /// Four warps make a product together (`wgmma`).
-    Group,
-}
-
-/// A kernel's tiles, as the last lines of its file have them.
-struct Tiles {
-    /// Warps along the rows, and warps that share them.
-    warps: [usize; 2],
-    /// Keys.
-    keys: usize,
-    /// Most elements of a value.
-    widest: usize,
-    /// Blocks of a multiprocessor at once, about.
-    resident: usize,
-    /// How keys and values come, and who makes products.
-    form: Form,
-    /// The kernels, in the order of [`Stored`].
-    names: [&'static str; 5],
-}
-
-impl Tiles {
-    const fn rows(&self) -> usize {
-        match self.form {
-            Form::Decode => 8,
-            Form::Warp | Form::Group => self.warps[0] * 16,
-        }
-    }
-
-    /// Tiles of keys that a part has at least, or joining costs more than it gives: LEAST of `take_split`.
-    const fn least(&self) -> usize {
-        match self.form {
-            Form::Decode => 1,
-            Form::Warp | Form::Group => 2,
-        }
-    }
-}
-
-macro_rules! names {
-    ($form:literal, $tiles:literal) => {
-        [
-            concat!($form, "_f32_", $tiles),
-            concat!($form, "_f16_", $tiles),
-            concat!($form, "_bf16_", $tiles),
-            concat!($form, "_fp8_", $tiles),
-            concat!($form, "_int8_", $tiles),
-        ]
-    };
-}
-
-/// Tiles of many rows and of few, for one width of values.
-type Pair = [Tiles; 2];
-
-static NARROW: Pair = [
-    Tiles {
-        warps: [4, 1],
-        keys: 64,
-        widest: 128,
-        resident: 3,
-        form: Form::Warp,
-        names: names!("flash", "64x128"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 64,
-        widest: 128,
-        resident: 4,
-        form: Form::Warp,
-        names: names!("flash", "16x128"),
-    },
-];
-
-static WIDE: Pair = [
-    Tiles {
-        warps: [4, 2],
-        keys: 32,
-        widest: 256,
-        resident: 1,
-        form: Form::Warp,
-        names: names!("flash", "64x256"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 32,
-        widest: 256,
-        resident: 3,
-        form: Form::Warp,
-        names: names!("flash", "16x256"),
-    },
-];
-
-static LATENT: Pair = [
-    Tiles {
-        warps: [4, 2],
-        keys: 32,
-        widest: 512,
-        resident: 1,
-        form: Form::Warp,
-        names: names!("latent", "64x512"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 32,
-        widest: 512,
-        resident: 2,
-        form: Form::Warp,
-        names: names!("latent", "16x512"),
-    },
-];
-
-/// Tiles of many rows whose products four warps make together, for vectors of 128 and of 64 elements.
-static GROUP: [Tiles; 2] = [
-    of_group(128, names!("flash_group", "128x128")),
-    of_group(64, names!("flash_group", "128x64")),
-];
-
-const fn of_group(width: usize, names: [&'static str; 5]) -> Tiles {
-    Tiles {
-        warps: [8, 1],
-        keys: 128,
-        widest: width,
-        resident: 1,
-        form: Form::Group,
-        names,
-    }
-}
-
-/// Tiles of few rows whose warps do not wait for one another, for vectors of 128 and of 64 elements of 16 bits.
-static DECODE: [Tiles; 2] = [
-    of_decode(128, names!("flash_decode", "128")),
-    of_decode(64, names!("flash_decode", "64")),
-];
-
-const fn of_decode(width: usize, names: [&'static str; 5]) -> Tiles {
-    Tiles {
-        warps: [1, 4],
-        keys: 64,
-        widest: width,
-        resident: 3,
-        form: Form::Decode,
-        names,
-    }
-}
-
-/// What elements of a cache are, by what a kernel has to do with them.
-#[derive(Clone, Copy)]
-struct Stored {
-    /// Its place in [`Tiles::names`].
-    number: usize,
-    files: [KernelFile; 2],
-    bytes: usize,
-    /// Whether a tile holds them as they are.
-    direct: bool,
-    scaled: bool,
-    /// Whether tiles have queries divided, each row by a factor of its own: those of bf16 as f16.
-    divides: bool,
-}
-
-impl Stored {
-    /// None for what no cache has, and for activations that tensor cores do not take.
-    fn of<A: CudaAct>(dtype: Dtype) -> Option<Self> {
-        if !tile::is_for::<A>() {
-            return None;
-        }
-        let (number, files) = match dtype {
-            Dtype::F32 => (0, [KernelFile::FlashF32, KernelFile::FlashWideF32]),
-            Dtype::F16 => (1, [KernelFile::FlashF16, KernelFile::FlashWideF16]),
-            Dtype::BF16 => (2, [KernelFile::FlashBf16, KernelFile::FlashWideBf16]),
-            Dtype::F8E4M3 => (3, [KernelFile::FlashFp8, KernelFile::FlashWideFp8]),
-            Dtype::I8 => (4, [KernelFile::FlashInt8, KernelFile::FlashWideInt8]),
-            _ => return None,
-        };
-        Some(Self {
-            number,
-            files,
-            bytes: dtype.size(),
-            direct: matches!(dtype, Dtype::F16 | Dtype::BF16),
-            scaled: dtype == Dtype::I8,
-            divides: dtype == Dtype::F16 && A::DTYPE == Dtype::BF16,
-        })
-    }
-
-    /// Elements that are copied at once: a vector has a multiple of them.
-    fn unit(&self) -> usize {
-        if self.bytes == 1 { 16 } else { 8 }
-    }
-
-    /// Where the kernels of some tiles are.
-    fn file(&self, tiles: &Tiles) -> KernelFile {
-        let half = self.number == 1;
-        match tiles.form {
-            Form::Group if half => KernelFile::FlashGroupF16,
-            Form::Group => KernelFile::FlashGroupBf16,
-            Form::Decode if half => KernelFile::FlashDecodeF16,
-            Form::Decode => KernelFile::FlashDecodeBf16,
-            Form::Warp => self.files[usize::from(tiles.widest > NARROW[0].widest)],
-        }
-    }
-}
 
 /// Where keys and values lie, and what the host knows of their lengths.
 pub(super) struct Cache {
@@ -325,42 +119,25 @@ impl Job<'_> {
         self.config().heads / self.config().kv_heads
     }
 
-    /// The kernels for these widths of vectors.
-    fn tiles(&self) -> Option<&'static Pair> {
-        let AttnConfig {
-            head_dim,
-            value_dim,
-            ..
-        } = *self.config();
-        let unit = self.stored.unit();
-        let pairs: &[&Pair] = match self.cache.latent {
-            true => &[&LATENT],
-            false => &[&NARROW, &WIDE],
-        };
-        let fits = head_dim > 0
-            && value_dim > 0
-            && head_dim.is_multiple_of(unit)
-            // Values of latent rows are cut when they are written.
-            && value_dim.is_multiple_of(if self.cache.latent { 8 } else { unit });
-        let found = pairs.iter().find(|pair| value_dim <= pair[0].widest);
-        found.copied().filter(|_| fits)
+    fn widths(&self) -> Widths {
+        let config = self.config();
+        Widths {
+            head_dim: config.head_dim,
+            value_dim: config.value_dim,
+            latent: self.cache.latent,
+        }
     }
 
-    /// Those of some tiles that have the width of keys and values, whose elements they take as they are. Their order of sums is
-    /// another, so no batch may decide where bits are not to depend on it.
+    /// Those of some tiles that have the width of keys and values. Their order of sums is another, so no batch may decide where bits are
+    /// not to depend on it.
     fn of_width(&self, tiles: &'static [Tiles]) -> Option<&'static Tiles> {
-        let config = self.config();
-        let suits = !self.invariant
-            && !self.cache.latent
-            && self.stored.direct
-            && config.head_dim == config.value_dim;
-        let found = tiles.iter().find(|tiles| tiles.widest == config.head_dim);
-        found.filter(|_| suits)
+        let found = self.stored.of_width(&self.widths(), tiles);
+        found.filter(|_| !self.invariant)
     }
 
     /// Tiles whose products four warps make together, where this device has the instruction and sequences have rows for them.
     fn group_tiles(&self, capability: (i32, i32)) -> Option<&'static Tiles> {
-        let suits = capability == (9, 0) && self.max_queries() * self.group() > SOME_ROWS;
+        let suits = capability == WITH_GROUPS && self.max_queries() * self.group() > SOME_ROWS;
         self.of_width(&GROUP).filter(|_| suits)
     }
 
@@ -680,7 +457,7 @@ pub(super) fn attention<A: CudaAct>(
         invariant: ctx.backend.batch_invariant(),
         max_shared: ctx.shared().max_shared,
     };
-    let Some([many, few]) = job.tiles() else {
+    let Some([many, few]) = stored.tiles(&job.widths()) else {
         return Ok(false);
     };
     let fits = |tiles: &&Tiles| job.shared_bytes(tiles) <= job.max_shared;
@@ -688,9 +465,12 @@ pub(super) fn attention<A: CudaAct>(
         return Ok(false);
     };
     // Tiles of few rows do for all where those of many are too large, or have no kernel.
-    let there = job.stored.direct || !cache.latent;
-    let many = Some(many).filter(fits).filter(|_| there).unwrap_or(few);
-    let group = job.group_tiles(ctx.shared().capability).filter(fits);
+    let capability = ctx.shared().capability;
+    let many = Some(many)
+        .filter(fits)
+        .filter(|many| stored.has_many(many, capability))
+        .unwrap_or(few);
+    let group = job.group_tiles(capability).filter(fits);
     let many = group.unwrap_or(many);
     let launches = job.launches([many, few], ctx.backend.multiprocessors());
     let bytes = launches.iter().map(|launch| job.scratch_bytes(launch));
@@ -754,7 +534,10 @@ mod tests {
             invariant,
             max_shared: 227 << 10,
         };
-        let tiles = job.tiles().expect("these widths have tiles");
+        let tiles = job
+            .stored
+            .tiles(&job.widths())
+            .expect("these widths have tiles");
         let launches = job.launches([&tiles[0], &tiles[1]], 132);
         let named = launches.iter().map(|launch| {
             let name = launch.tiles.names[job.stored.number];

@@ -10,6 +10,7 @@
 
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
+use super::core::Shared;
 use super::memory::Memory;
 use super::role::CudaAct;
 use super::tile_operands::TileRows;
@@ -148,7 +149,7 @@ impl Float8Slab {
         if rows <= MANY || ctx.backend.batch_invariant() || (1 << self.shift) < BLOCK {
             return None;
         }
-        code_tiles(ctx.shared().capability)
+        code_tiles(ctx.shared())
     }
 }
 
@@ -161,18 +162,15 @@ pub(super) enum CodeTiles {
     Group,
 }
 
-/// Those of a compute capability. 10.0 has others again, and converts those of one warp to f16, as 9.0 does.
-fn code_tiles(capability: (i32, i32)) -> Option<CodeTiles> {
-    match capability {
+/// Those of a device. 10.0 has others again, and converts those of one warp to f16, as 9.0 does.
+pub(super) fn code_tiles(shared: &Shared) -> Option<CodeTiles> {
+    match shared.capability {
+        // The instructions are of PTX 8.4, which came with CUDA 12.4.
+        (8, 9) if shared.nvrtc() < (12, 4) => None,
         (8, 9) | (12.., _) => Some(CodeTiles::Warp),
         (9, 0) => Some(CodeTiles::Group),
         _ => None,
     }
-}
-
-/// Whether results may come from FP8 on both sides.
-pub(super) fn multiplies_codes(capability: (i32, i32)) -> bool {
-    code_tiles(capability).is_some()
 }
 
 /// Rows of activations as codes: where they are, their stride in pairs, and where their scales are.

@@ -11,10 +11,10 @@ use super::attention_call::Call;
 use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
-use super::flash;
 use super::heads::{Heads, Layout, in_row, norm_args, rope_args, split_qk};
 use super::memory::Memory;
 use super::role::CudaAct;
+use super::{flash, flash_tiles};
 use crate::backend::check::elements;
 use crate::backend::*;
 use ferrum_types::{BlockId, Result};
@@ -195,6 +195,7 @@ impl<A: CudaAct, K: CudaKvKind> BackendKvDtype<K> for CudaBackend<A> {
     fn alloc_kv_layer(&self, shape: PagedKvShape) -> Result<KvLayer<Self, K>> {
         const OP: &str = "alloc_kv_layer";
         let lens = check::kv_shape(OP, &shape)?;
+        flash_tiles::prepare(self, K::DTYPE, &shape);
         let zeros = |dims: &[usize]| {
             let memory = Memory::new(&self.shared.driver, elements(OP, dims)?)?;
             self.shared.zero(memory.at, memory.bytes)?;

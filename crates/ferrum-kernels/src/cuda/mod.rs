@@ -38,6 +38,7 @@ mod driver;
 mod elementwise;
 mod error;
 mod flash;
+mod flash_tiles;
 mod float8;
 mod gemm;
 mod heads;
@@ -200,9 +201,9 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
     /// blocks by what fills the device. `batch_invariant` leaves one order of sums.
     fn batch_invariance(&self) -> BatchInvariance {
         if tile::is_for::<A>() && !self.batch_invariant() {
-            let of_codes = match float8::multiplies_codes(self.capability()) {
-                true => float8::ROUNDING,
-                false => 0.0,
+            let of_codes = match float8::code_tiles(&self.shared) {
+                Some(_) => float8::ROUNDING,
+                None => 0.0,
             };
             BatchInvariance::WithinNmse(flash::ROW_TOLERANCE.max(tile::ROW_TOLERANCE).max(of_codes))
         } else {

@@ -38,6 +38,13 @@ impl CudaExperts {
         shape: ExpertShape,
     ) -> Result<Self> {
         let loaded = CudaQuantWeight::load(device, op, parts, shape.k)?;
+        let files = match loaded.slabs[..] {
+            [QuantSlab::Packed(_)] if tile::is_for::<A>() => {
+                &[KernelFile::Moe, KernelFile::QuantPairs][..]
+            }
+            _ => &[KernelFile::Moe],
+        };
+        device.shared.prepare(files);
         if let Ok([slab]) = <[QuantSlab; 1]>::try_from(loaded.slabs) {
             return Ok(Self { slab, shape });
         }

@@ -3,10 +3,12 @@
 //! `tile.rs` and `quant.rs` make products with the slabs; nothing here depends on a product.
 
 use super::CudaBackend;
+use super::compiler::KernelFile;
 use super::context::CudaContext;
 use super::float8::{self, Float8Slab};
 use super::pack::{Format, GROUP, PackedSlab, Source};
 use super::role::CudaAct;
+use super::tile;
 use super::weight::{self, Slab};
 use crate::backend::{Fp8Weights, MatShape, QuantWeights, WeightPart};
 use ferrum_quant::affine::group_lengths;
@@ -42,6 +44,21 @@ impl<'a> Native<'a> {
         })
     }
 
+    /// The files of the kernels that take it.
+    fn files<A: CudaAct>(&self, device: &CudaBackend<A>) -> &'static [KernelFile] {
+        use KernelFile as File;
+        let with_tiles = tile::is_for::<A>();
+        match self {
+            Self::Packed(_) if with_tiles => &[File::Quant, File::QuantGemv, File::TilePacked],
+            Self::Packed(_) => &[File::Quant],
+            Self::Float8(_) if !with_tiles => &[File::Float8],
+            Self::Float8(_) if float8::code_tiles(&device.shared).is_none() => {
+                &[File::Float8, File::TileFloat8]
+            }
+            Self::Float8(_) => &[File::Float8, File::TileFloat8, File::TileE4m3],
+        }
+    }
+
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Packed(a), Self::Packed(b)) => a.is_like(b),
@@ -75,6 +92,9 @@ impl CudaQuantWeight {
         let mut waiting: Vec<Native<'_>> = Vec::new();
         for part in parts {
             let native = Native::of(op, part, cols)?;
+            if let Some(native) = &native {
+                device.shared.prepare(native.files(device));
+            }
             let joins = match (&native, waiting.first()) {
                 (Some(native), Some(first)) => first.is_like(native),
                 (_, first) => first.is_none(),

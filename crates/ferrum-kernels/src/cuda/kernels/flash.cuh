@@ -825,16 +825,23 @@ __device__ __forceinline__ void flash(const Flash& c) {
         Flash c = FLASH;                                                                                                   \
         flash<E, WM, WC, PAIRS, N, LATENT>(c);                                                                             \
     }
-// Kernels for values of up to 128 elements, and for wider ones and latent rows: a file for each, because what a program does
-// not need is not compiled. The first number of a name is the rows of a tile, the second the most elements of a value;
-// `flash.rs` has the same.
+// Kernels for values of up to 128 elements, for those of up to 256, and for up to 512 and latent rows: a file for each, because
+// what a program does not need is not compiled. The first number of a name is the rows of a tile, the second the most elements of a
+// value; `flash_tiles.rs` has the same.
 #define FLASH_KERNELS(NAME, E)                                                                                             \
     FLASH_KERNEL(flash_##NAME##_64x128, E, 4, 1, 8, 64, false, 3)                                                   \
     FLASH_KERNEL(flash_##NAME##_16x128, E, 1, 4, 2, 64, false, 4)
 #define FLASH_WIDE_KERNELS(NAME, E)                                                                                        \
     FLASH_KERNEL(flash_##NAME##_64x256, E, 4, 2, 8, 32, false, 1)                                                   \
-    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, 4)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x256, E, 1, 4, 4, 32, false, 4)
+#define FLASH_512_KERNELS(NAME, E)                                                                                         \
+    FLASH_KERNEL(flash_##NAME##_32x512, E, 2, 4, 8, 32, false, 1)                                                   \
+    FLASH_KERNEL(flash_##NAME##_16x512, E, 1, 4, 8, 32, false, 2)                                                   \
     FLASH_KERNEL(latent_##NAME##_16x512, E, 1, 4, 8, 32, true, 2)
 // For elements that a tile holds as they are: converting others beside so many sums takes more registers than there are, and
-// has no room for two tiles on their way.
+// has no room for two tiles on their way. Devices of compute capability 12 have less shared memory than its tiles take.
+#if !(__CUDA_ARCH__ >= 1200)
 #define LATENT_KERNEL(NAME, E) FLASH_KERNEL(latent_##NAME##_64x512, E, 4, 2, 16, 32, true, 1)
+#else
+#define LATENT_KERNEL(NAME, E)
+#endif

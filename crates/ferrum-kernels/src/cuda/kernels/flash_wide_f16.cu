@@ -1,8 +1,4 @@
-// Attention on tensor cores over caches of f16 with wide values, or latent rows.
+// Attention on tensor cores over caches of f16 with values of up to 256 elements.
 #include "flash.cuh"
 
 FLASH_WIDE_KERNELS(f16, F16)
-// Devices of compute capability 12 have less shared memory than its tiles take.
-#if !(__CUDA_ARCH__ >= 1200)
-LATENT_KERNEL(f16, F16)
-#endif

@@ -1,4 +1,4 @@
-// Attention on tensor cores over caches of f32 with wide values, or latent rows.
+// Attention on tensor cores over caches of f32 with values of up to 256 elements.
 #include "flash.cuh"
 
 FLASH_WIDE_KERNELS(f32, F32)

@@ -1,4 +1,4 @@
-// Attention on tensor cores over caches of int8 with wide values, or latent rows.
+// Attention on tensor cores over caches of int8 with values of up to 256 elements.
 #include "flash.cuh"
 
 FLASH_WIDE_KERNELS(int8, Int8)

@@ -355,10 +355,12 @@ __device__ __forceinline__ void multiply(const uint8_t* x, const uint8_t* w, int
 template <class S>
 __device__ __forceinline__ void multiply_group(const uint8_t* x, const uint8_t* w, float (&sums)[1][S::WARP_COLUMNS / 8][4]) {
     float(&flat)[64] = *reinterpret_cast<float(*)[64]>(&sums);
+    wgmma_hold(flat);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma_e4m3(flat, x, w, k, k > 0);
     wgmma_end();
+    wgmma_hold(flat);
 }
 
 // Pieces of a tile of x that a thread copies.
