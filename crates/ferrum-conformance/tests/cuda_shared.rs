@@ -1,9 +1,12 @@
 //! Quantised weights on CUDA devices whose blocks have 99 KiB of shared memory (compute capability 8.6, 8.9 and 12), into which rings of
 //! fewer stages fit. A program of its own, because the stand-in driver has one size for all devices of the process.
 
+mod support;
+
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
 use half::bf16;
+use support::expect_all_passed;
 
 #[test]
 fn quantised_weights_with_99_kib_of_shared_memory() {
@@ -16,9 +19,6 @@ fn quantised_weights_with_99_kib_of_shared_memory() {
     let device =
         CudaBackend::<bf16>::open_with(0, CudaOptions::default()).expect("the emulator opens");
     for filter in ["gemm_quant", "gemm_gptq", "moe_gate_up", "moe_gemm"] {
-        let report = run_cuda(&device, &Filter::new(filter));
-        let failures = report.failures();
-        assert!(failures.is_empty(), "{filter}: {}", failures.join("\n"));
-        assert!(report.counts().passed > 0, "{filter}: nothing ran");
+        expect_all_passed(&run_cuda(&device, &Filter::new(filter)));
     }
 }

@@ -7,12 +7,17 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use ferrum_formats::ModelSource;
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaF32, CudaOptions};
+use ferrum_kernels::reference::{KvCodec, Mixed, Reference};
 use ferrum_kernels::{
-    Backend, BackendKvDtype, BatchInvariance, KvDtypeKind, KvF32, KvFp16, KvInt8,
+    Backend, BackendKvDtype, BatchInvariance, KvBf16, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8,
+    LlmBackend,
 };
-use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Moe, Native};
+use ferrum_models::families::FAMILIES;
+use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Moe, Native, WeightForm, family_for};
 use half::{bf16, f16};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use support::{
     compare, expected, fixtures, greedy, logits_in_chunks, max_difference, open, runner_in,
@@ -46,11 +51,45 @@ fn check(device: &CudaF32, path: &Path, expectation: &Path, steps: usize) -> Res
     }
 }
 
-/// The fixtures, without those that are there for conversions: their families have another one.
+/// The ending of fixtures that are there for conversions, whose rows divide into blocks: each family has another one.
+const WIDE: &str = "-wide";
+
+/// The fixtures that run here, and those that are left out.
+fn divided_dirs() -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let is_run = |dir: &PathBuf| !dir.to_string_lossy().ends_with(WIDE);
+    support::fixture_dirs().into_iter().partition(is_run)
+}
+
 fn fixture_dirs() -> Vec<PathBuf> {
-    let mut dirs = support::fixture_dirs();
-    dirs.retain(|dir| !dir.to_string_lossy().ends_with("-wide"));
-    dirs
+    divided_dirs().0
+}
+
+/// Families whose fixtures are in other folders, and the tests here that run them.
+const ELSEWHERE: [(&str, fn()); 2] = [
+    ("gemma3-vision", images_are_seen_as_transformers_sees_them),
+    (
+        "gemma-embedding",
+        texts_seen_both_ways_have_the_vectors_of_transformers,
+    ),
+];
+
+/// A test of this file runs each family, and what is left out has a fixture of the same family that is not.
+#[test]
+fn no_family_is_left_out() {
+    let family = |dir: &PathBuf| family_for(&ModelSource::open(dir).unwrap()).unwrap().name;
+    let (run, left_out) = divided_dirs();
+    let of_dirs: BTreeSet<_> = run.iter().map(family).collect();
+    let elsewhere: BTreeSet<_> = ELSEWHERE.iter().map(|(name, _)| *name).collect();
+    assert!(of_dirs.is_disjoint(&elsewhere), "{elsewhere:?} is too long");
+    let all: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
+    let tested: BTreeSet<_> = of_dirs.union(&elsewhere).copied().collect();
+    assert_eq!(tested, all);
+    for wide in left_out {
+        let name = wide.to_str().unwrap().strip_suffix(WIDE).unwrap();
+        let other = PathBuf::from(name);
+        assert!(run.contains(&other), "{name} is no fixture");
+        assert_eq!(family(&wide), family(&other), "{name}");
+    }
 }
 
 /// All families; one of them with all 64 tokens, the others with fewer, as the emulator is no card.
@@ -194,6 +233,83 @@ fn quantised_models_stay_near_dequantised_ones() {
         }
     }
     assert!(checked > 0);
+}
+
+/// Logits of a prompt, and of its last tokens one at a time, which are captured steps.
+fn logits_with_cache<B, K, W>(device: &B, dir: &Path) -> Vec<f32>
+where
+    B: LlmBackend + BackendKvDtype<K>,
+    K: KvDtypeKind,
+    W: WeightForm<B>,
+{
+    const DECODED: usize = 6;
+    let (model, layout) = (open(dir), KvLayout::Paged { block_size: 8 });
+    let tokens = expected(&dir.join("expected.safetensors")).tokens;
+    let mut runner = runner_in::<_, K, W>(device, &model, layout);
+    let logits = logits_in_chunks(&mut runner, &tokens, &[tokens.len() - DECODED, 1]);
+    if device.captures() {
+        let counts = runner.graph_counts();
+        assert!(counts.replayed > 0, "{}: {counts:?}", dir.display());
+    }
+    logits
+}
+
+/// Activations and cache, and the logits with them on a device and on the reference.
+struct Cached {
+    elements: String,
+    found: Vec<f32>,
+    reference: Vec<f32>,
+}
+
+fn cached<A, K>(device: &CudaBackend<A>, dir: &Path) -> Cached
+where
+    A: CudaAct,
+    K: KvCodec,
+    CudaBackend<A>: BackendKvDtype<K>,
+{
+    let reference = Reference::<Mixed<A>>::new();
+    Cached {
+        elements: format!("{} with {}", A::DTYPE.name(), K::DTYPE.name()),
+        found: logits_with_cache::<_, K, Moe<Native>>(device, dir),
+        reference: logits_with_cache::<_, K, Moe<Dequantized>>(&reference, dir),
+    }
+}
+
+/// The median of the rows' KL divergences: experts of random weights are nearly tied, so a few rows may be of other experts.
+fn median_kl(p: &[f32], q: &[f32], vocab: usize) -> f64 {
+    let rows = p.chunks(vocab).zip(q.chunks(vocab));
+    let mut all: Vec<_> = rows.map(|(p, q)| compare(p, q, vocab).0).collect();
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// Caches of each element that takes fewer bits than f32, of keys and values and of latent rows. Logits are near those of the reference with
+/// the same elements: three times as near as to those with any other, so that an element that loses other bits is noticed.
+#[test]
+fn caches_lose_the_bits_that_the_reference_loses() {
+    let (Some(device), Some(halves)) = (device::<bf16>(), device::<f16>()) else {
+        return;
+    };
+    for name in ["qwen3", "deepseek2"] {
+        let dir = fixtures().join(name);
+        let vocab = open(&dir).spec.vocab_size;
+        let all = [
+            cached::<bf16, KvBf16>(&device, &dir),
+            cached::<bf16, KvFp8>(&device, &dir),
+            cached::<bf16, KvInt8>(&device, &dir),
+            cached::<f16, KvBf16>(&halves, &dir),
+        ];
+        for (own, of) in all.iter().enumerate() {
+            let (mean, same) = compare(&of.reference, &of.found, vocab);
+            let kl = all.each_ref();
+            let kl = kl.map(|other| median_kl(&other.reference, &of.found, vocab));
+            let what = format!("{name}, {}: {kl:?}, mean {mean}, {same}", of.elements);
+            println!("{what}");
+            assert!(kl[own] < 5e-4 && mean < 1e-2 && same >= 0.9, "{what}");
+            let mut others = (0..all.len()).filter(|other| *other != own);
+            assert!(others.all(|other| 3.0 * kl[own] < kl[other]), "{what}");
+        }
+    }
 }
 
 fn same_bits<A: CudaAct, K: KvDtypeKind>(device: &CudaBackend<A>, name: &str)
