@@ -37,6 +37,7 @@ enum : CUresult {
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
+    CAPTURED_EVENT = 907,
 };
 
 struct Event;
@@ -92,6 +93,8 @@ struct Event {
     // The last work that began before it.
     uint32_t work = 0;
     Stream* stream = nullptr;
+    // Whether it was recorded in a captured step: nobody knows when that has run.
+    bool captured = false;
 };
 
 struct Graph {
@@ -612,8 +615,11 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* 
         std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
         return std::string();
     }, Order::ALONE};
+    bool pinned = is_pinned(to, bytes);
+    if (!pinned && driver().streams.count(stream) && stream->capturing)
+        return fail(CAPTURE_UNSUPPORTED, "a copy to pageable memory is captured");
     CUresult code = enqueue(stream, std::move(op));
-    return code || is_pinned(to, bytes) || stream->capturing ? code : finish(stream);
+    return code || pinned ? code : finish(stream);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, Stream* stream) {
     NEEDS_CONTEXT;
@@ -677,6 +683,7 @@ CUresult cuEventRecord(Event* event, Stream* stream) {
     NEEDS_CONTEXT;
     uint64_t version = ++event->recorded;
     event->stream = stream;
+    event->captured = driver().streams.count(stream) && stream->capturing;
     return enqueue(stream, {[=] {
         event->done = version;
         event->work = driver().work;
@@ -692,6 +699,7 @@ CUresult cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 }
 CUresult cuEventSynchronize(Event* event) {
     NEEDS_CONTEXT;
+    if (event->captured) return fail(CAPTURED_EVENT, "the host waits for an event of a captured step");
     while (event->done < event->recorded) {
         if (!event->stream || event->stream->queue.empty()) break;
         CUresult code = run_one(event->stream);
@@ -704,6 +712,7 @@ CUresult cuEventSynchronize(Event* event) {
 CUresult cuEventQuery(Event* event) {
     NEEDS_CONTEXT;
     if (driver().sticky) return driver().sticky;
+    if (event->captured) return fail(CAPTURED_EVENT, "the host asks for an event of a captured step");
     if (event->done < event->recorded && event->stream && !event->stream->queue.empty()) run_one(event->stream);
     if (event->done < event->recorded) return NOT_READY;
     learn(event->stream, event->work);
@@ -800,7 +809,8 @@ CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* function, void**
         what.early = value != 0;
     }
     size_t threads = what.block.count();
-    if (extra || !what.grid.count() || config->gy > 65535 || config->gz > 65535 || !threads || threads > 1024)
+    bool grid = what.grid.count() && config->gx <= INT32_MAX && config->gy <= 65535 && config->gz <= 65535;
+    if (extra || !grid || !threads || threads > 1024 || config->bz > 64)
         return fail(INVALID_VALUE, function->name + ": a grid or block that no card takes");
     if (config->shared > function->max_dynamic_shared)
         return fail(LAUNCH_OUT_OF_RESOURCES, function->name + ": more dynamic shared memory than was asked for");

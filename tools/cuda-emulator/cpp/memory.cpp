@@ -144,6 +144,7 @@ std::string describe(uintptr_t at, size_t bytes, bool write) {
         text += "at offset " + std::to_string(at - start) + " of an allocation of " + std::to_string(size) + " bytes";
         if (all == &a.freed) return text + " that was freed";
         if (at + bytes > start + size) return text + ": out of bounds";
+        if (*a.shadow_of(at) == NO_MEMORY) return text + " of a pool, to which its stream has not come";
         return text + " that nothing has written";
     }
     for (int device = 0; device < MOST_DEVICES; device++)

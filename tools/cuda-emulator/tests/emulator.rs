@@ -1,194 +1,12 @@
 //! That the emulator computes what a card would, and finds what no kernel may do.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod support;
+
 use cudarc::driver::sys;
-use cudarc::nvrtc::sys as nvrtc;
-use std::ffi::{CString, c_void};
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard};
-
-/// What the order of warps is drawn from, and errors name.
-const SEED: &str = "CUDA_EMULATOR_SEED";
-
-/// One device, one error at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
-struct Device {
-    module: sys::CUmodule,
-    stream: sys::CUstream,
-    _alone: MutexGuard<'static, ()>,
-}
-
-/// Panics unless a call of the driver gives success.
-fn ok(code: sys::CUresult) {
-    assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "{}", words(code));
-}
-
-fn words(code: sys::CUresult) -> String {
-    let mut text = std::ptr::null();
-    // SAFETY: the emulator gives a text that ends with zero.
-    unsafe {
-        sys::cuGetErrorString(code, &mut text);
-        std::ffi::CStr::from_ptr(text)
-            .to_string_lossy()
-            .into_owned()
-    }
-}
-
-/// The machine code of `kernels.cu`.
-fn compiled() -> Vec<u8> {
-    let (source, name) = (include_str!("kernels.cu"), "kernels.cu");
-    let [source, name, header, text] =
-        [source, name, "intrinsics.cuh", "#error replaced"].map(|t| CString::new(t).unwrap());
-    let mut program = null_mut();
-    // SAFETY: texts end with zero; sizes are those that are asked for.
-    unsafe {
-        nvrtc::nvrtcCreateProgram(
-            &mut program,
-            source.as_ptr(),
-            name.as_ptr(),
-            1,
-            &text.as_ptr(),
-            &header.as_ptr(),
-        );
-        let done = nvrtc::nvrtcCompileProgram(program, 0, std::ptr::null());
-        let mut size = 0;
-        nvrtc::nvrtcGetProgramLogSize(program, &mut size);
-        let mut log = vec![0u8; size];
-        nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
-        let log = String::from_utf8_lossy(&log);
-        assert_eq!(done, nvrtc::nvrtcResult::NVRTC_SUCCESS, "{log}");
-        nvrtc::nvrtcGetCUBINSize(program, &mut size);
-        let mut cubin = vec![0u8; size];
-        nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast());
-        nvrtc::nvrtcDestroyProgram(&mut program);
-        cubin
-    }
-}
-
-impl Device {
-    /// `None`, said aloud, where the emulator cannot be built.
-    fn open() -> Option<Self> {
-        let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-        if let Err(reason) = ferrum_cuda_emulator::load() {
-            println!("skipped: {reason}");
-            return None;
-        }
-        ferrum_cuda_emulator::clear_error();
-        ferrum_cuda_emulator::run_blocks_together(true);
-        let cubin = compiled();
-        let (mut context, mut module, mut stream) = (null_mut(), null_mut(), null_mut());
-        // SAFETY: all outlive the calls.
-        unsafe {
-            ok(sys::cuInit(0));
-            ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
-            ok(sys::cuCtxSetCurrent(context));
-            ok(sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()));
-            ok(sys::cuStreamCreate(&mut stream, 1));
-        }
-        Some(Self {
-            module,
-            stream,
-            _alone: alone,
-        })
-    }
-
-    fn alloc(&self, bytes: usize) -> u64 {
-        let mut at = 0;
-        // SAFETY: `at` outlives the call.
-        ok(unsafe { sys::cuMemAlloc_v2(&mut at, bytes) });
-        at
-    }
-
-    fn upload<T: Copy>(&self, data: &[T]) -> u64 {
-        let at = self.alloc(size_of_val(data));
-        let from = data.as_ptr().cast();
-        // SAFETY: pageable memory is copied before the call returns.
-        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, size_of_val(data), self.stream) });
-        at
-    }
-
-    fn download(&self, at: u64, len: usize) -> Vec<f32> {
-        let mut out = vec![0f32; len];
-        let to = out.as_mut_ptr().cast();
-        // SAFETY: `out` has the bytes, and a copy to pageable memory ends before the call returns.
-        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(to, at, len * 4, self.stream) });
-        out
-    }
-
-    /// Launches a kernel and gives what went wrong.
-    fn run(&self, name: &str, blocks: u32, threads: u32, shared: u32, args: &mut [u64]) -> String {
-        self.launch(name, [blocks, threads, shared], false, args);
-        self.finish()
-    }
-
-    /// Launches blocks of threads with so much shared memory, perhaps as a kernel that may be started early.
-    fn launch(&self, name: &str, grid: [u32; 3], early: bool, args: &mut [u64]) {
-        let name = CString::new(name).unwrap();
-        let mut function = null_mut();
-        let mut places: Vec<_> = args
-            .iter_mut()
-            .map(|arg| std::ptr::from_mut(arg).cast::<c_void>())
-            .collect();
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            },
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: grid[0],
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: grid[1],
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid[2],
-            hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(early),
-        };
-        // SAFETY: the kernel has as many parameters; those that do wrong do it in the emulator, which finds it. What is wrong
-        // may be found here already, and is the answer to the next call, too.
-        unsafe {
-            ok(sys::cuModuleGetFunction(
-                &mut function,
-                self.module,
-                name.as_ptr(),
-            ));
-            sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), null_mut());
-        }
-    }
-
-    /// Waits for all work, and gives what went wrong.
-    fn finish(&self) -> String {
-        // SAFETY: the stream is held.
-        match unsafe { sys::cuStreamSynchronize(self.stream) } {
-            sys::CUresult::CUDA_SUCCESS => String::new(),
-            code => words(code),
-        }
-    }
-
-    /// Captures what `work` launches.
-    fn capture(&self, work: impl FnOnce()) -> sys::CUgraphExec {
-        let (mut graph, mut exec) = (null_mut(), null_mut());
-        // SAFETY: all outlive the calls.
-        unsafe {
-            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            ok(sys::cuStreamBeginCapture_v2(self.stream, mode));
-            work();
-            ok(sys::cuStreamEndCapture(self.stream, &mut graph));
-            ok(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-        }
-        exec
-    }
-}
-
-fn float(x: f32) -> u64 {
-    u64::from(x.to_bits())
-}
+use support::{Device, SEED, float, ok, words};
 
 #[test]
 fn blocks_warps_and_shared_memory_compute() {
@@ -249,7 +67,12 @@ fn what_no_kernel_may_do_is_an_error() {
         ("barrier_of_any_line", 0, ""),
         ("barrier_of_one_warp", 0, "another number of threads"),
         ("lost_lane", 0, "a lane that takes no part"),
+        ("mixed_collectives", 0, "meet at different collectives"),
+        ("foreign_mask", 0, "not in the mask of its own collective"),
+        ("collective_of_the_gone", 0, "a thread that is not there"),
         ("async_copy", 0, "nothing has written"),
+        ("forgotten_copy", 0, "copies that it did not wait for"),
+        ("unaligned_copy", 0, "copy that is not aligned"),
     ];
     for (kernel, argument, expected) in errors {
         let Some(device) = Device::open() else { return };
@@ -556,29 +379,57 @@ fn blocks_run_beside_each_other() {
 }
 
 /// What a product of four warps works with is not used before the wait for it: A's registers may be read, its sums not even that.
+/// What it is to read in shared memory was made visible to it before, and registers were fenced.
 #[test]
-fn registers_of_asynchronous_products_are_left_alone() {
-    let sums = "sums of an asynchronous product are written";
+fn asynchronous_products_have_their_fences_and_waits() {
+    let (right, sums) = (
+        32.0 * (2.0 * 17.0 + 33.0),
+        "sums of an asynchronous product are written",
+    );
+    let (registers, shared) = ("registers of A of an asynchronous", "has not published it");
     let cases = [
-        ("", [32.0 * (2.0 * 17.0 + 33.0); 128]),
-        ("registers of A of an asynchronous", [0.0; 128]),
-        (sums, [0.0; 128]),
-        (sums, [0.0; 128]),
-        ("", [f32::NAN; 128]),
+        ("", right, ""),
+        (registers, 0.0, "thread (70, 0, 0)"),
+        (sums, 0.0, "thread (70, 0, 0)"),
+        (sums, 0.0, "thread (70, 0, 0)"),
+        ("", f32::NAN, ""),
+        (shared, 0.0, ""),
+        ("that no fence of its registers precedes", 0.0, ""),
     ];
-    for (how, (expected, numbers)) in (0..).zip(cases) {
+    for (how, (expected, number, thread)) in (0..).zip(cases) {
         let Some(device) = Device::open() else { return };
         let (one, out) = (device.upload(&[1f32]), device.alloc(512));
         let found = device.run("group_products", 1, 128, 2048, &mut [out, one, how]);
         if !expected.is_empty() {
             assert!(found.contains(expected), "{how}: {found:?}");
-            assert!(found.contains("thread (70, 0, 0)"), "{how}: {found:?}");
+            assert!(found.contains(thread), "{how}: {found:?}");
             continue;
         }
         assert_eq!(found, "");
-        let same = |(a, b): (&f32, &f32)| a == b || a.is_nan() && b.is_nan();
         let got = device.download(out, 128);
-        assert!(got.iter().zip(&numbers).all(same), "{how}: {got:?}");
+        let same = |&x: &f32| x == number || x.is_nan() && number.is_nan();
+        assert!(got.iter().all(same), "{how}: {got:?}");
+    }
+}
+
+/// A descriptor names what it names: other numbers give other sums, and none are read that are not there.
+#[test]
+fn descriptors_of_products_are_decoded() {
+    // The distance of eight rows, a base offset, and the sums.
+    let cases = [
+        (1024, 0, Ok(120.0)),
+        (0, 0, Ok(56.0)),
+        (2048, 0, Err("behind the end of shared memory")),
+        (1024, 1, Err("a base offset of a matrix")),
+    ];
+    for (stride, base, expected) in cases {
+        let Some(device) = Device::open() else { return };
+        let out = device.alloc(512);
+        let found = device.run("described_product", 1, 128, 2048, &mut [out, stride, base]);
+        match expected {
+            Ok(sum) => assert_eq!((&*found, device.download(out, 128)), ("", vec![sum; 128])),
+            Err(expected) => assert!(found.contains(expected), "{stride} {base}: {found:?}"),
+        }
     }
 }
 

@@ -135,6 +135,28 @@ extern "C" __global__ void lost_lane(float* out) {
     if (lane < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, 20);
 }
 
+extern "C" __global__ void mixed_collectives(float* out) {
+    out[threadIdx.x] = threadIdx.x % 2 ? __shfl_sync(0xffffffffu, 1.0f, 3) : float(__ballot_sync(0xffffffffu, 1));
+}
+
+extern "C" __global__ void foreign_mask(float* out) { out[threadIdx.x] = __shfl_sync(1u, 1.0f, 0); }
+
+extern "C" __global__ void collective_of_the_gone(float* out) {
+    if (threadIdx.x % 32 == 9) return;
+    out[threadIdx.x] = __shfl_sync(0xffffffffu, 1.0f, 0);
+}
+
+extern "C" __global__ void forgotten_copy(float* out, const float* x) {
+    extern __shared__ float tile[];
+    cp_async4(tile + threadIdx.x, x + threadIdx.x);
+    cp_async_commit();
+}
+
+extern "C" __global__ void unaligned_copy(float* out, const float* x) {
+    extern __shared__ float tile[];
+    cp_async16(tile, x + 1);
+}
+
 // Reads `before`, which it adds, before it waits for the kernel before it, and `x` behind that. It may do wrong before it waits.
 extern "C" __global__ void early(float* out, const float* x, float* before, int how) {
     extern __shared__ float tile[];
@@ -163,10 +185,10 @@ extern "C" __global__ void early(float* out, const float* x, float* before, int 
 // Two products of four warps: each has a sum of 16 ones in every place. A thread may use what one of them still needs.
 extern "C" __global__ void group_products(float* out, const float* one, int how) {
     extern __shared__ float tile[];
-    enum { RIGHT, WRITE_A, WRITE_SUMS, WRITE_SUMS_BETWEEN, READ_SUMS };
+    enum { RIGHT, WRITE_A, WRITE_SUMS, WRITE_SUMS_BETWEEN, READ_SUMS, NOT_PUBLISHED, NOT_FENCED };
     const uint32_t ones = 0x3f803f80;
     store16(tile + threadIdx.x * 4, make_uint4(ones, ones, ones, ones));
-    wgmma_publish();
+    if (how != NOT_PUBLISHED) wgmma_publish();
     __syncthreads();
     uint64_t b = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 16 | shared_address(tile) >> 4;
     uint32_t first_a[4], second_a[4];
@@ -174,7 +196,7 @@ extern "C" __global__ void group_products(float* out, const float* one, int how)
     for (int i = 0; i < 4; i++) first_a[i] = second_a[i] = ones;
     for (int i = 0; i < 32; i++) first[i] = second[i] = 1;
     bool wrong = threadIdx.x == 70;
-    wgmma_begin();
+    if (how != NOT_FENCED) wgmma_begin();
     wgmma_columns<false>(first, first_a, b);
     wgmma_commit();
     wgmma_columns<false>(second, second_a, b);
@@ -191,4 +213,21 @@ extern "C" __global__ void group_products(float* out, const float* one, int how)
     wgmma_wait<0>();
     for (int i = 0; i < 32; i++) sum += first[i] + second[i];
     out[threadIdx.x] = sum + first_a[0];
+}
+
+// Sums of 16 numbers each, the first of which is 0 and the last 15: rows of 128 bytes, by this distance of eight of them and this
+// base offset.
+extern "C" __global__ void described_product(float* out, int stride, int base) {
+    extern __shared__ unsigned short rows[];
+    for (int i = threadIdx.x; i < 16 * 64; i += blockDim.x) rows[i] = f32_to_bf16(float(i / 64));
+    wgmma_publish();
+    __syncthreads();
+    uint64_t b = uint64_t(1) << 62 | uint64_t(base) << 49 | uint64_t(stride >> 4) << 32 | uint64_t(1) << 16 | shared_address(rows) >> 4;
+    const uint32_t ones = 0x3f803f80, a[4] = {ones, ones, ones, ones};
+    float sums[32] = {};
+    wgmma_begin();
+    wgmma_columns<false>(sums, a, b);
+    wgmma_commit();
+    wgmma_wait<0>();
+    out[threadIdx.x] = sums[31];
 }
