@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 17] = [
     include_str!("../build.sh"),
     include_str!("../cpp/emulator.hpp"),
     include_str!("../cpp/memory.cpp"),
@@ -19,7 +19,10 @@ const SOURCES: [&str; 14] = [
     include_str!("../cpp/workers.cpp"),
     include_str!("../cpp/seed.cpp"),
     include_str!("../cpp/execute.cpp"),
+    include_str!("../cpp/driver.hpp"),
     include_str!("../cpp/driver.cpp"),
+    include_str!("../cpp/streams.cpp"),
+    include_str!("../cpp/allocations.cpp"),
     include_str!("../cpp/blas.cpp"),
     include_str!("../cpp/nccl.cpp"),
     include_str!("../cpp/nvrtc.cpp"),
@@ -214,6 +217,14 @@ fn count(library: usize, name: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A source that were missing in the hash could change, and the libraries of before would be taken.
+    #[test]
+    fn all_sources_are_hashed() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let files = |folder: &str| fs::read_dir(here.join(folder)).unwrap().count();
+        assert_eq!(SOURCES.len(), 1 + files("cpp") + files("device"));
+    }
 
     #[test]
     fn a_machine_without_a_compiler_says_so() {
