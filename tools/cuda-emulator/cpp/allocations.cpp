@@ -21,6 +21,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* at, size_t bytes) {
     NEEDS_CONTEXT;
     if (bytes == 0) return fail(INVALID_VALUE, "an allocation of no bytes");
     if (driver().sticky) return driver().sticky;
+    count_host_sync();
     *at = device_alloc(bytes);
     return *at ? SUCCESS : fail(OUT_OF_MEMORY, "out of memory");
 }
@@ -28,6 +29,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     NEEDS_CONTEXT;
     // It waits for all that runs, and may not be called while something is captured.
     if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "memory is freed while a stream is captured");
+    count_host_sync();
     run_all();
     return device_free(at) ? SUCCESS : fail(INVALID_VALUE, "no such allocation");
 }
@@ -105,11 +107,13 @@ CUresult cuMemFreeAsync(CUdeviceptr at, Stream* stream) {
 
 CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) {
     NEEDS_CONTEXT;
+    count_host_sync();
     *at = host_alloc(bytes);
     return *at ? SUCCESS : fail(OUT_OF_MEMORY, "out of memory of the host");
 }
 CUresult cuMemFreeHost(void* at) {
     NEEDS_CONTEXT;
+    count_host_sync();
     run_all();
     return host_free(at) ? SUCCESS : fail(INVALID_VALUE, "no such memory of the host");
 }
@@ -125,6 +129,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, St
     if (is_pinned(from, bytes)) return enqueue(stream, {[=] { return copy(from); }, Order::ALONE});
     if (driver().streams.count(stream) && stream->capturing)
         return fail(CAPTURE_UNSUPPORTED, "a copy from pageable memory is captured");
+    count_host_sync();
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
                                                       static_cast<const char*>(from) + bytes);
     return enqueue(stream, {[=] { return copy(staged->data()); }, Order::ALONE});
@@ -142,7 +147,9 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, Stream* 
     if (!pinned && driver().streams.count(stream) && stream->capturing)
         return fail(CAPTURE_UNSUPPORTED, "a copy to pageable memory is captured");
     CUresult code = enqueue(stream, std::move(op));
-    return code || pinned ? code : finish(stream);
+    if (code || pinned) return code;
+    count_host_sync();
+    return finish(stream);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, Stream* stream) {
     NEEDS_CONTEXT;

@@ -180,6 +180,11 @@ uint64_t emulator_replays() {
     Locked lock;
     return driver().replays;
 }
+// For tests: how often the host was blocked by a call.
+uint64_t emulator_host_syncs() {
+    Locked lock;
+    return driver().host_syncs;
+}
 // For tests: begins the draws of the seed again, which it gives.
 uint64_t emulator_restart_draws() {
     Locked lock;
@@ -214,6 +219,7 @@ CUresult cuModuleLoadData(ModuleHandle** out, const void* image) {
     if (std::memcmp(bytes, MAGIC, 8)) return fail(INVALID_IMAGE, "the image is none of the emulator's");
     uint64_t size;
     std::memcpy(&size, bytes + 8, 8);
+    count_host_sync();
     auto module = std::make_shared<Module>();
     module->images.resize(workers());
     for (Image& image : module->images) {
@@ -225,6 +231,7 @@ CUresult cuModuleLoadData(ModuleHandle** out, const void* image) {
 }
 CUresult cuModuleUnload(ModuleHandle* handle) {
     NEEDS_CONTEXT;
+    count_host_sync();
     run_all();
     for (auto& [name, function] : handle->functions) {
         driver().add(*function);

@@ -123,7 +123,7 @@ struct Driver {
     int capability = 90;
     // Shared memory that a block may ask for.
     int block_shared = 227 << 10;
-    uint64_t replays = 0;
+    uint64_t replays = 0, host_syncs = 0;
     // How much work of the device has begun: each has its number.
     uint32_t work = 0;
     // The stream whose work runs.
@@ -157,6 +157,13 @@ extern thread_local unsigned* current_context;
     Locked lock;                                                                                \
     if (!current_context) return fail(INVALID_CONTEXT, "no context is current on this thread"); \
     use_device(current_device())
+
+// Counts a call that blocks the host until work of the device has ended, or for which CUDA's documentation allows that ("API
+// synchronization behavior" in the manuals of the driver, "Implicit Synchronization" and "Lazy Loading" in the programming guide):
+// waits for a context, a stream or an event, whether or not its work had ended; copies from and to pageable memory; allocations
+// and frees of device memory outside of pools and of pinned memory; loading and unloading modules. Calls that were refused are
+// none, nor are queries of events, allocations of pools, and destroying events, streams or pools, which return at once.
+inline void count_host_sync() { driver().host_syncs++; }
 
 // Notes what is wrong with a call. Gives the code.
 CUresult fail(CUresult code, const std::string& message);

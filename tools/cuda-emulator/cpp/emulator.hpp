@@ -118,7 +118,7 @@ unsigned workers();
 void run_by_all(const std::function<void(unsigned)>& work);
 
 struct Counters {
-    uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0, microseconds = 0;
+    uint64_t launches = 0, threads = 0, reads = 0, writes = 0, barriers = 0, warp_ops = 0, matrix_ops = 0, microseconds = 0;
     void add(const Counters& other) {
         launches += other.launches;
         threads += other.threads;
@@ -126,6 +126,7 @@ struct Counters {
         writes += other.writes;
         barriers += other.barriers;
         warp_ops += other.warp_ops;
+        matrix_ops += other.matrix_ops;
         microseconds += other.microseconds;
     }
 };

@@ -534,10 +534,12 @@ void write_counters(const std::map<std::string, Counters>& all) {
     if (!file) return;
     for (auto& [name, c] : all)
         if (c.launches)
-            std::fprintf(file, "%s launches %llu threads %llu read %llu written %llu barriers %llu warp_ops %llu emulated_us %llu\n",
+            std::fprintf(file, "%s launches %llu threads %llu read %llu written %llu barriers %llu warp_ops %llu "
+                         "matrix_ops %llu emulated_us %llu\n",
                          name.c_str(), (unsigned long long)c.launches, (unsigned long long)c.threads,
                          (unsigned long long)c.reads, (unsigned long long)c.writes, (unsigned long long)c.barriers,
-                         (unsigned long long)c.warp_ops, (unsigned long long)c.microseconds);
+                         (unsigned long long)c.warp_ops, (unsigned long long)c.matrix_ops,
+                         (unsigned long long)c.microseconds);
     std::fclose(file);
 }
 
@@ -626,6 +628,10 @@ void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg) {
     op(args, mask);
     for (size_t i = 0; i < 32; i++)
         if (mask >> i & 1) e.lanes[warp * 32 + i].state = State::READY;
+}
+
+void emulator_count_product(unsigned rows, unsigned columns, unsigned k) {
+    engine().counters.matrix_ops += 2ull * rows * columns * k;
 }
 
 void emulator_warp_barrier(unsigned mask) {

@@ -136,6 +136,7 @@ extern "C" {
 CUresult cuCtxSynchronize() {
     NEEDS_CONTEXT;
     if (any_capture()) return fail(CAPTURE_UNSUPPORTED, "the host waits for a context of which a stream is captured");
+    count_host_sync();
     CUresult code = run_all();
     for (Stream* stream : driver().streams)
         if (code == SUCCESS && stream->device == used_device()) learn(stream, driver().work);
@@ -163,6 +164,7 @@ CUresult cuStreamSynchronize(Stream* stream) {
     NEEDS_CONTEXT;
     if (!driver().streams.count(stream)) return fail(INVALID_HANDLE, "no such stream");
     if (stream->capturing) return fail(CAPTURE_UNSUPPORTED, "the host waits for a stream that is captured");
+    count_host_sync();
     return finish(stream);
 }
 CUresult cuEventCreate(Event** event, unsigned) {
@@ -197,6 +199,7 @@ CUresult cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 CUresult cuEventSynchronize(Event* event) {
     NEEDS_CONTEXT;
     if (event->captured) return fail(CAPTURED_EVENT, "the host waits for an event of a captured step");
+    count_host_sync();
     while (event->done < event->recorded) {
         if (!event->stream || event->stream->queue.empty()) break;
         CUresult code = run_one(event->stream);

@@ -62,6 +62,8 @@ void* emulator_dynamic_shared();
 void emulator_block_barrier(const char* file, unsigned line, unsigned threads);
 void emulator_warp(unsigned mask, EmulatorWarpOp op, void* arg);
 void emulator_warp_barrier(unsigned mask);
+// Counts a product of a warp, of `rows` by `columns` sums of `k` products.
+void emulator_count_product(unsigned rows, unsigned columns, unsigned k);
 // Checks an access as the instrumentation would, and its alignment: errors name it.
 void emulator_access(const void* at, unsigned bytes, unsigned align, int write);
 void emulator_atomic(const void* at, unsigned bytes);

@@ -85,6 +85,7 @@ template <class Element, float (*VALUE)(Element)>
 EMULATOR_PLAIN void mma_op(void* const* lanes, unsigned mask) {
     if (mask != 0xffffffffu) return emulator_fault("mma.sync needs all lanes of its warp");
     const int EACH = 4 / sizeof(Element), K = 8 * EACH;
+    emulator_count_product(16, 8, K);
     double a[16][K];
     Row8 b[K], sums[16];
     for (int lane = 0; lane < 32; lane++) {
@@ -151,6 +152,7 @@ EMULATOR_PLAIN inline double described_value(uint64_t descriptor, int row, int k
 EMULATOR_PLAIN inline void half_group_op(void* const* lanes, unsigned mask) {
     if (mask != 0xffffffffu) return emulator_fault("wgmma needs all lanes of its warps");
     const HalfGroupProduct* p = static_cast<HalfGroupProduct*>(lanes[0]);
+    emulator_count_product(16, unsigned(p->columns), 16);
     int warp = int(threadIdx.x % 128 / 32);
     double a[16][16];
     for (int lane = 0; lane < 32; lane++) {
@@ -198,6 +200,7 @@ EMULATOR_PLAIN inline float swizzled_e4m3(const uint8_t* matrix, int row, int at
 EMULATOR_PLAIN inline void wgmma_op(void* const* lanes, unsigned mask) {
     if (mask != 0xffffffffu) return emulator_fault("wgmma needs all lanes of its warps");
     const GroupProduct* p = static_cast<GroupProduct*>(lanes[0]);
+    emulator_count_product(16, 128, 32);
     int warp = int(threadIdx.x % 128 / 32);
     double a[16][32];
     for (int row = 0; row < 16; row++)

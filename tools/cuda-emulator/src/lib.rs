@@ -199,6 +199,14 @@ pub fn graph_replays() -> u64 {
     count(0, b"emulator_replays\0")
 }
 
+/// How many calls of this process have blocked the host until work of the device had ended, or may do so on a card by CUDA's
+/// documentation: waits for a context, a stream or an event, copies from and to pageable memory, allocations and frees
+/// outside of pools (of pinned memory, too), and modules that are loaded or unloaded. Queries of events, and what is allocated
+/// from pools, are none of them.
+pub fn host_syncs() -> u64 {
+    count(0, b"emulator_host_syncs\0")
+}
+
 /// How many reductions and gathers of NCCL ranks of this process have taken part in.
 pub fn nccl_collectives() -> (u64, u64) {
     let (reductions, gathers) = (b"emulator_reductions\0", b"emulator_gathers\0");

@@ -36,7 +36,7 @@ pub(crate) fn words(code: sys::CUresult) -> String {
 }
 
 /// The machine code of `kernels.cu`.
-fn compiled() -> Vec<u8> {
+pub(crate) fn compiled() -> Vec<u8> {
     let (source, name) = (include_str!("../kernels.cu"), "kernels.cu");
     let [source, name, header, text] =
         [source, name, "intrinsics.cuh", "#error replaced"].map(|t| CString::new(t).unwrap());
