@@ -6,6 +6,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use ferrum_cuda_emulator::pinned_bytes;
 use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::{Backend, KvFp16, RowSampling};
 use ferrum_models::{
@@ -66,7 +67,7 @@ fn a_hundred_models_leave_nothing_behind() {
     let device = CudaBackend::<bf16>::open(0).unwrap();
     let tokens = expected(&fixtures().join("qwen3/expected.safetensors")).tokens;
     let free = || device.info().memory.unwrap().free;
-    let mut before = None;
+    let (mut before, mut pinned) = (None, None);
     for cycle in 0..100 {
         let model = open(&fixtures().join(MODELS[cycle % MODELS.len()]));
         let layout = KvLayout::Paged { block_size: 8 };
@@ -82,5 +83,10 @@ fn a_hundred_models_leave_nothing_behind() {
         }
         drop(runner);
         assert_eq!(free(), *before.get_or_insert_with(free), "cycle {cycle}");
+        // The device keeps what both models and their steps have copied through.
+        if cycle >= 10 {
+            let most = *pinned.get_or_insert_with(pinned_bytes);
+            assert_eq!(pinned_bytes(), most, "cycle {cycle}: pinned memory");
+        }
     }
 }

@@ -190,6 +190,11 @@ uint64_t emulator_restart_draws() {
     Locked lock;
     return restart_draws();
 }
+// For tests: bytes of pinned memory that there are.
+uint64_t emulator_pinned() {
+    Locked lock;
+    return pinned_bytes();
+}
 // For tests of kernels that some devices have: the compute capability of all devices from here on, times ten.
 void emulator_set_capability(int capability) { driver().capability = capability; }
 // The shared memory that a block may ask for, before devices are opened.

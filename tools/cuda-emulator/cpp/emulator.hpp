@@ -49,6 +49,7 @@ void copy_shadow(uintptr_t to, uintptr_t from, size_t bytes);
 
 void* host_alloc(size_t bytes);
 bool host_free(void* at);
+size_t pinned_bytes();
 // Whether all of it is memory that `host_alloc` gave.
 bool is_pinned(const void* at, size_t bytes);
 

@@ -188,6 +188,12 @@ bool host_free(void* at) {
     return true;
 }
 
+size_t pinned_bytes() {
+    size_t sum = 0;
+    for (auto& [at, bytes] : pinned()) sum += bytes;
+    return sum;
+}
+
 bool is_pinned(const void* at, size_t bytes) {
     auto address = reinterpret_cast<uintptr_t>(at);
     auto after = pinned().upper_bound(address);

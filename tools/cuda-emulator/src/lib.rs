@@ -207,6 +207,11 @@ pub fn host_syncs() -> u64 {
     count(0, b"emulator_host_syncs\0")
 }
 
+/// Bytes of pinned memory of the host that this process has.
+pub fn pinned_bytes() -> u64 {
+    count(0, b"emulator_pinned\0")
+}
+
 /// How many reductions and gathers of NCCL ranks of this process have taken part in.
 pub fn nccl_collectives() -> (u64, u64) {
     let (reductions, gathers) = (b"emulator_reductions\0", b"emulator_gathers\0");
