@@ -25,6 +25,13 @@ fn driver() -> Option<PathBuf> {
     }
 }
 
+/// The command, which finds this driver.
+fn cuda(driver: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
+    command.args(args).env("LD_LIBRARY_PATH", driver);
+    command
+}
+
 /// A model of each family: the first of its fixtures.
 fn families() -> BTreeMap<String, String> {
     let mut families = BTreeMap::new();
@@ -55,12 +62,8 @@ fn each_family_agrees_with_the_cpu() {
     for (family, name) in families {
         let model = fixture(&name);
         let flags = ["--backend", "cuda", "--reference", "cpu", "--json"];
-        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
-            .args(["verify", "model", &model])
-            .args(flags)
-            .env("LD_LIBRARY_PATH", &driver)
-            .output()
-            .unwrap();
+        let mut command = cuda(&driver, &["verify", "model", &model]);
+        let output = command.args(flags).output().unwrap();
         let (out, err) = (stdout(&output), stderr(&output));
         assert!(output.status.success(), "{family}: {out}{err}");
         let report: Value = serde_json::from_str(&out).unwrap();
@@ -79,21 +82,15 @@ fn activations_may_be_f16() {
         &["verify", "ops", "--filter", "rms_norm"],
         &["bench", &model, "--prompt", "4", "--gen", "2"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
-            .args(flags)
-            .args(["--backend", "cuda", "--activations", "f16"])
-            .env("LD_LIBRARY_PATH", &driver)
-            .output()
-            .unwrap();
+        let mut command = cuda(&driver, flags);
+        command.args(["--backend", "cuda", "--activations", "f16"]);
+        let output = command.output().unwrap();
         let (out, err) = (stdout(&output), stderr(&output));
         assert!(output.status.success(), "{flags:?}: {out}{err}");
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
-        .args(["bench", &model, "--prompt", "4", "--gen", "2"])
-        .args(["--layers", layers, "--activations", "f16"])
-        .env("LD_LIBRARY_PATH", &driver)
-        .output()
-        .unwrap();
+    let mut command = cuda(&driver, &["bench", &model, "--prompt", "4", "--gen", "2"]);
+    command.args(["--layers", layers, "--activations", "f16"]);
+    let output = command.output().unwrap();
     let (out, err) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{layers}: {out}{err}");
 }
@@ -102,25 +99,63 @@ fn activations_may_be_f16() {
 fn the_last_layers_are_on_the_gpu() {
     let Some(driver) = driver() else { return };
     for (layers, expected) in [("1", ",cuda:3\n"), ("auto", "cuda"), ("0", "cpu")] {
-        let output = Command::new(env!("CARGO_BIN_EXE_ferrum"))
-            .args([
-                "bench",
-                "--gpu-layers",
-                layers,
-                "--backend",
-                "cuda",
-                "--verbose",
-            ])
-            .args(["--prompt", "4", "--gen", "2", "--repeat", "1", "--json"])
-            .env("LD_LIBRARY_PATH", &driver)
-            .output()
-            .unwrap();
+        let flags = ["--gpu-layers", layers, "--backend", "cuda", "--verbose"];
+        let mut command = cuda(&driver, &["bench"]);
+        command.args(flags).args(["--prompt", "4", "--gen", "2"]);
+        let output = command.args(["--repeat", "1", "--json"]).output().unwrap();
         let (out, err) = (stdout(&output), stderr(&output));
         assert!(output.status.success(), "{layers}: {out}{err}");
         assert!(
             format!("{out}{err}").contains(expected),
             "{layers}: {out}{err}"
         );
+    }
+}
+
+/// The numbers that `ferrum logits --json` wrote.
+fn logits(output: &Output) -> Vec<f64> {
+    let (out, err) = (stdout(output), stderr(output));
+    assert!(output.status.success(), "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let rows = report["logits"].as_array().unwrap().iter();
+    let numbers = rows.flat_map(|row| row.as_array().unwrap());
+    numbers.map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// The largest difference between logits, as a part of the range that they have.
+fn difference(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let most = expected.iter().copied().fold(f64::MIN, f64::max);
+    let least = expected.iter().copied().fold(f64::MAX, f64::min);
+    let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f64::max) / (most - least)
+}
+
+/// Activations have 8 bits of precision.
+const MOST_DIFFERENCE: f64 = 0.02;
+
+/// Logits with a model's last layers on the GPU are those of the CPU.
+#[test]
+fn the_last_layers_on_the_gpu_compute_what_the_cpu_does() {
+    let Some(driver) = driver() else { return };
+    for name in ["llama3-tied", "llama-quantized/model-q4_0.gguf"] {
+        let model = fixture(name);
+        let run = |layers: &str| {
+            let flags = ["--gpu-layers", layers, "--backend", "cuda"];
+            let args = ["logits", &model, "--json", "--tokens", "5,9,2,77,31,8"];
+            logits(
+                &cuda(&driver, &[&args[..], &flags].concat())
+                    .output()
+                    .unwrap(),
+            )
+        };
+        let [on_cpu, some, all] = ["0", "1", "auto"].map(run);
+        assert!(some != on_cpu && some != all && all != on_cpu, "{name}");
+        for found in [&some, &all] {
+            let difference = difference(found, &on_cpu);
+            println!("{name}: {difference:.1e} of the range");
+            assert!(difference < MOST_DIFFERENCE, "{name}: {difference}");
+        }
     }
 }
 
@@ -161,24 +196,12 @@ fn ranks_have_a_device_each_and_exchange_by_nccl() {
         let command = Command::new(env!("CARGO_BIN_EXE_ferrum"));
         rank_logits(&driver, command, sizes)
     };
-    let logits = |(output, _): &(Output, String)| -> Vec<f64> {
-        let (out, err) = (stdout(output), stderr(output));
-        assert!(output.status.success(), "{out}{err}");
-        let report: Value = serde_json::from_str(&out).unwrap();
-        let rows = report["logits"].as_array().unwrap().iter();
-        let numbers = rows.flat_map(|row| row.as_array().unwrap());
-        numbers.map(|x| x.as_f64().unwrap()).collect()
-    };
     let (alone, both) = (run([1, 2]), run([2, 2]));
     assert!(!alone.1.contains(SUM) && both.1.contains(SUM), "{}", both.1);
-    let (alone, found) = (logits(&alone), logits(&both));
-    let spread = alone.iter().copied().fold(f64::MIN, f64::max)
-        - alone.iter().copied().fold(f64::MAX, f64::min);
-    let differences = alone.iter().zip(&found).map(|(a, b)| (a - b).abs());
-    let difference = differences.fold(0.0, f64::max) / spread;
-    println!("{difference:.1e} of the spread");
-    // Activations have 8 bits of precision.
-    assert!(difference < 0.02, "{difference}");
+    let (alone, found) = (logits(&alone.0), logits(&both.0));
+    let difference = difference(&found, &alone);
+    println!("{difference:.1e} of the range");
+    assert!(difference < MOST_DIFFERENCE, "{difference}");
 
     let (refused, _) = run([2, 1]);
     assert_eq!(refused.status.code(), Some(1));
@@ -192,7 +215,7 @@ fn ranks_have_a_device_each_and_exchange_by_nccl() {
         command.arg(env!("CARGO_BIN_EXE_ferrum"));
         let processes = rank_logits(&driver, command, [2, 2]);
         assert!(processes.1.contains(SUM), "{}", processes.1);
-        assert_eq!(logits(&processes), found);
+        assert_eq!(logits(&processes.0), found);
     }
 }
 
@@ -204,14 +227,65 @@ fn prompt(client: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The text that a client's prompt is answered with.
-fn text(server: &Serving, client: usize) -> String {
-    let body = json!({"prompt": prompt(client), "max_tokens": 10, "temperature": 0});
+/// What a client's prompt is answered with: the text, how it ended, and log-probabilities where it asks for them. Some ask for a
+/// text of a grammar, one for penalties.
+fn answer(server: &Serving, client: usize) -> Value {
+    let mut body = json!({"prompt": prompt(client), "max_tokens": 10, "temperature": 0});
+    let more = match client % 4 {
+        0 => json!({}),
+        1 => json!({"structured_outputs": {"regex": "[a-d]{3,5}-[0-9]{2}"}}),
+        2 => json!({"logprobs": 2, "frequency_penalty": 0.5, "repetition_penalty": 1.2}),
+        _ => {
+            let schema = json!({
+                "type": "object", "required": ["a"], "additionalProperties": false,
+                "properties": {"a": {"enum": ["x", "yz"]}},
+            });
+            let named = json!({"name": "one", "schema": schema, "strict": true});
+            json!({
+                "response_format": {"type": "json_schema", "json_schema": named},
+                "max_tokens": 24, "logprobs": 1,
+                // White space, of which JSON may have much.
+                "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100},
+            })
+        }
+    };
+    for (key, value) in more.as_object().unwrap() {
+        body[key] = value.clone();
+    }
     let answer = server.ask(COMPLETIONS, &body.to_string());
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
     let body: Value = serde_json::from_str(body).unwrap();
-    body["choices"][0]["text"].as_str().unwrap().to_owned()
+    body["choices"][0].clone()
+}
+
+/// Holds answers against what was asked for.
+fn check_answers(answers: &[Value]) {
+    let text = |client: usize| answers[client]["text"].as_str().unwrap();
+    let (letters, digits) = text(1).split_once('-').unwrap();
+    assert!(
+        (3..=5).contains(&letters.len()) && digits.len() == 2,
+        "{}",
+        text(1)
+    );
+    assert!(
+        letters.bytes().all(|byte| (b'a'..=b'd').contains(&byte)),
+        "{letters}"
+    );
+    assert!(digits.parse::<u8>().is_ok(), "{digits}");
+    let value: Value = serde_json::from_str(text(3)).unwrap();
+    assert!(value["a"] == "x" || value["a"] == "yz", "{value}");
+    for client in [1, 3] {
+        assert_eq!(
+            answers[client]["finish_reason"], "stop",
+            "{}",
+            answers[client]
+        );
+    }
+    for client in [2, 3] {
+        let logprobs = answers[client]["logprobs"]["token_logprobs"].as_array();
+        assert!(logprobs.unwrap().len() > 5, "{}", answers[client]);
+    }
 }
 
 /// Clients that ask for nonsense, go away in the middle of an answer, or take all that there is.
@@ -240,11 +314,12 @@ fn misbehave(server: &Serving, client: usize, round: usize) {
     }
 }
 
-#[test]
-fn a_server_answers_rightly_while_clients_misbehave() {
+/// A server of a model whose answers are always the same, whatever other clients do in so many rounds. No metric says how much
+/// memory of a device is free: that requests give it back is tested in the engine (`device_memory_is_given_back`).
+fn check_server(name: &str, rounds: usize) {
     const CLIENTS: usize = 4;
     let Some(driver) = driver() else { return };
-    let mut command = serve(&[&fixture("llama3-tied"), "--port", "0", "--backend", "cuda"]);
+    let mut command = serve(&[&fixture(name), "--port", "0", "--backend", "cuda"]);
     // The cache holds fewer tokens than all sequences together.
     command.args([
         "--batch-invariant",
@@ -254,14 +329,15 @@ fn a_server_answers_rightly_while_clients_misbehave() {
         "160",
     ]);
     let server = Serving::of(command.env("LD_LIBRARY_PATH", driver));
-    let expected: Vec<_> = (0..CLIENTS).map(|client| text(&server, client)).collect();
+    let expected: Vec<_> = (0..CLIENTS).map(|client| answer(&server, client)).collect();
+    check_answers(&expected);
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let (server, expected) = (&server, &expected[client]);
             scope.spawn(move || {
-                for round in 0..8 {
+                for round in 0..rounds {
                     misbehave(server, client, client + round);
-                    assert_eq!(text(server, client), *expected, "round {round}");
+                    assert_eq!(answer(server, client), *expected, "round {round}");
                 }
             });
         }
@@ -278,4 +354,139 @@ fn a_server_answers_rightly_while_clients_misbehave() {
     assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
     let said = server.end();
     assert!(!said.contains("cuda-emulator"), "{said}");
+}
+
+#[test]
+fn a_server_answers_rightly_while_clients_misbehave() {
+    check_server("llama3-tied", 8);
+}
+
+#[test]
+fn so_does_one_of_a_quantised_model() {
+    check_server("llama-gptq4", 4);
+}
+
+#[test]
+fn so_does_one_of_quantised_experts() {
+    check_server("qwen3-moe-quantized/model-q4_0.gguf", 4);
+}
+
+/// llama3-tied with a context of 8192 tokens, so that memory is what bounds its cache.
+fn with_long_context() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = PathBuf::from(fixture("llama3-tied"));
+    for name in [
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(source.join(name), folder.path().join(name)).unwrap();
+    }
+    let config = std::fs::read(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["max_position_embeddings"] = 8192.into();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// Bytes of a device of these tests.
+const MEMORY: f64 = (64 << 20) as f64;
+
+/// Bytes of a token in a cache of f16: keys and values of two heads of 24 numbers in each of 5 layers.
+const TOKEN: f64 = (2 * 2 * 24 * 5 * 2) as f64;
+
+/// The command for such a device, which may take a part of its memory.
+fn small(driver: &Path, args: &[&str], part: &str) -> Command {
+    let mut command = cuda(driver, args);
+    // Without equal bits, the workspace of the library that multiplies matrices would be more than all else.
+    command.args(["--backend", "cuda", "--batch-invariant"]);
+    command.args(["--gpu-memory-utilization", part]);
+    command.env("CUDA_EMULATOR_MEMORY", MEMORY.to_string());
+    command
+}
+
+/// Holds the tokens that two parts of the memory have room for against each other: what else a run takes is the same.
+fn check_tokens(parts: [&str; 2], token: f64, tokens: impl Fn(&str) -> f64) {
+    let [few, many] = parts.map(tokens);
+    println!("{few} and {many} tokens");
+    let [less, more] = parts.map(|part| part.parse::<f64>().unwrap() * MEMORY);
+    // Whole blocks, and bytes that are parts of a token.
+    let expected = (more - less) / token;
+    assert!((many - few - expected).abs() < 64.0, "{expected}");
+    // The rest is for weights and activations.
+    assert!((1e5..less).contains(&(less - few * token)), "{few}");
+}
+
+#[test]
+fn a_server_takes_the_part_of_the_memory_that_it_may() {
+    let Some(driver) = driver() else { return };
+    let folder = with_long_context();
+    let model = folder.path().display().to_string();
+    let tokens = |part: &str| {
+        let mut command = small(&driver, &["serve", &model, "--port", "0"], part);
+        let server = Serving::of(&mut command);
+        // There is room for a step, too.
+        answer(&server, 0);
+        let page = server.ask("GET /metrics HTTP/1.1", "");
+        let of_label = |label: &str| -> f64 {
+            let (_, rest) = page.split_once(&format!("{label}=\"")).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        let tokens = of_label("num_gpu_blocks") * of_label("block_size");
+        let said = format!("KV cache {tokens} tokens");
+        assert!(server.said.contains(&said), "{said}: {}", server.said);
+        tokens
+    };
+    check_tokens(["0.5", "0.9"], TOKEN, tokens);
+}
+
+/// The same of the context that `ferrum run` takes by itself.
+#[test]
+fn a_run_shortens_its_context_to_what_memory_holds() {
+    let Some(driver) = driver() else { return };
+    let folder = with_long_context();
+    let model = folder.path().display().to_string();
+    let text = "x".repeat(8192);
+    let context = |part: &str| -> f64 {
+        let args = [
+            "run",
+            "--raw",
+            "--model",
+            &model,
+            &text,
+            "--kv-dtype",
+            "f32",
+        ];
+        let output = small(&driver, &args, part).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let (_, rest) = said
+            .split_once("tokens requested, the context holds ")
+            .unwrap();
+        rest.lines().next().unwrap().parse().unwrap()
+    };
+    check_tokens(["0.2", "0.25"], 2.0 * TOKEN, context);
+}
+
+/// An error of a model that does not fit says what it was to take, what was free and what to do.
+#[test]
+fn a_model_that_does_not_fit_says_its_figures() {
+    let Some(driver) = driver() else { return };
+    let model = fixture("llama3-tied");
+    for args in [
+        &["serve", &model, "--port", "0", "--kv-tokens", "200000"][..],
+        &["run", "--model", &model, "x", "--context", "200000"],
+    ] {
+        let output = small(&driver, args, "0.9").output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        for expected in [
+            "error: cuda is out of memory: ",
+            "; the model takes 0.00 GiB for weights, 0.18 GiB for a KV cache of 200000 tokens and ",
+            " GiB for activations, and before it 0.06 GiB of 0.06 GiB were free",
+            "hint: lower --context or --kv-tokens",
+        ] {
+            assert!(said.contains(expected), "{expected:?} in {said}");
+        }
+    }
 }

@@ -245,9 +245,120 @@ fn gpu_layers_are_the_last_ones() {
         let found = cuda("auto", part).unwrap();
         assert_eq!(found.to_string(), expected, "{part} of {memory:?}");
     }
-    // Both devices compute their layers.
-    let session = two.load(&model, config(), KvDtype::F16, &mut |_, _| ());
-    assert_eq!(greedy(session.unwrap()).len(), 20);
+}
+
+/// Logits of each position of a text, with a cache of f32.
+fn logits(placement: &Placement, model: &Model) -> Vec<f32> {
+    let session = placement.load(model, config(), KvDtype::F32, &mut |_, _| ());
+    let tokens: Vec<_> = (0..24).map(|at| at * 11 % 97).collect();
+    let mut all = Vec::new();
+    let scored = session.unwrap().score(&tokens, &mut |_, rows| {
+        all.extend_from_slice(rows);
+        Ok(())
+    });
+    scored.unwrap();
+    all
+}
+
+/// The largest difference between logits, as a part of the range that they have.
+fn difference(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let most = expected.iter().copied().fold(f32::MIN, f32::max);
+    let least = expected.iter().copied().fold(f32::MAX, f32::min);
+    let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f32::max) / (most - least)
+}
+
+/// With any number of layers on CUDA, logits are those of the CPU but for activations of bf16, which have 8 bits.
+#[test]
+fn layers_on_a_gpu_give_the_logits_of_the_cpu() {
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        return println!("skipped: {reason}");
+    }
+    for name in [
+        "qwen3",
+        "llama-quantized/model-q4_0.gguf",
+        "qwen3-moe-quantized/model-q4_0.gguf",
+    ] {
+        let model = model(name);
+        let place = |layers: &str| with_gpu_layers(layers, BackendKind::Cuda, &model, 0.9).unwrap();
+        let expected = logits(&place("0"), &model);
+        let mut all = vec![expected.clone()];
+        for count in 1..=model.spec.layers.len() {
+            let found = logits(&place(&count.to_string()), &model);
+            let difference = difference(&found, &expected);
+            println!("{name}, {count} layers: {difference:.1e} of the range");
+            assert!(difference < 0.02, "{name}, {count} layers: {difference}");
+            // Another layer rounds to other bits.
+            assert!(!all.contains(&found), "{name}, {count} layers");
+            all.push(found);
+        }
+        assert_eq!(logits(&place("auto"), &model), all[all.len() - 1], "{name}");
+    }
+}
+
+/// The memory that others have taken of a device is left out, and a load that finds too little says what was planned.
+#[test]
+fn a_cache_fits_what_is_free() {
+    // Nobody else uses the second one.
+    if let Err(reason) = ferrum_cuda_emulator::load_devices(2) {
+        return println!("skipped: {reason}");
+    }
+    let options = BackendOptions {
+        ordinal: 1,
+        ..BackendOptions::default()
+    };
+    let (model, kv) = (model("qwen3"), KvDtype::F16);
+    let placement = Placement::for_model(BackendKind::Cuda, None, &model, options).unwrap();
+    let free = || placement.last_device().info().memory.unwrap().free;
+    let tokens = |part| {
+        let found = placement.gpu_kv_tokens(&model, (&config(), kv), part);
+        found.unwrap() as u64
+    };
+    let per_token = placement.memory_plan(&model, &config(), kv).kv_per_token;
+    let (before, half, all) = (free(), tokens(0.5), tokens(1.0));
+    let session = placement.load(&model, config(), kv, &mut |_, _| ());
+    let taken = before - free();
+    let fewer = taken / per_token;
+    assert!(fewer > 100, "{taken} bytes");
+    assert!(
+        (fewer..=fewer + 1).contains(&(all - tokens(1.0))),
+        "{fewer} of {all}"
+    );
+    // There is still more than half of it.
+    assert_eq!(tokens(0.5), half);
+    drop(session);
+    assert_eq!((free(), tokens(1.0)), (before, all));
+
+    // The first pool alone is more than all memory, so that nothing is taken.
+    let too_many = RunnerConfig {
+        kv_tokens: 16 * all as usize,
+        ..config()
+    };
+    let plan = placement.memory_plan(&model, &too_many, kv);
+    let refused = placement.load(&model, too_many, kv, &mut |_, _| ());
+    let Some(Error::OutOfMemory {
+        backend, reason, ..
+    }) = refused.err()
+    else {
+        panic!("there is room for {} bytes of KV", plan.kv);
+    };
+    assert_eq!(backend, "cuda");
+    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30));
+    for expected in [
+        format!("takes {} for weights", gib(plan.weights)),
+        format!(
+            "{} for a KV cache of {} tokens",
+            gib(plan.kv),
+            too_many.cache_tokens()
+        ),
+        format!("{} for activations", gib(plan.scratch)),
+        format!("before it {} of 8.00 GiB were free", gib(before)),
+        "hint: lower --context or --kv-tokens".into(),
+    ] {
+        assert!(reason.contains(&expected), "{expected:?} in {reason}");
+    }
+    assert_eq!(free(), before, "of a load that failed");
 }
 
 /// CUDA has no kernels for FP8 with scales of 40 numbers: such weights become bf16 or f16 there, half of what other devices make

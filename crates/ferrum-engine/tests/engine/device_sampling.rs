@@ -1,7 +1,8 @@
 //! Tokens that a device chooses are those that the host would, also when its steps overlap.
 
+use crate::captured::fixture;
 use crate::invariance::{ROOMY, assert_same, session};
-use crate::{Answered, collect, demo, demo_tokenizer, encode};
+use crate::{Answered, collect, demo};
 use ferrum_engine::sampler::SamplingParams;
 use ferrum_engine::{
     BackendDispatch, BackendKind, BackendOptions, Engine, EngineConfig, GenerationParams, KvDtype,
@@ -69,11 +70,11 @@ impl StepRunner for Told {
     }
 }
 
-/// All settings, four sequences each.
+/// All settings, two requests each for `n` choices.
 fn answers(
     runner: Box<dyn StepRunner>,
-    samples: bool,
-    overlaps: bool,
+    n: usize,
+    [samples, overlaps]: [bool; 2],
 ) -> (Vec<Answered>, Arc<Counts>) {
     let counts = Arc::new(Counts::default());
     let runner: Box<dyn StepRunner> = Box::new(Told {
@@ -83,8 +84,8 @@ fn answers(
         counts: Arc::clone(&counts),
         in_flight: 0,
     });
-    let engine = Engine::start(runner, Some(demo_tokenizer()), EngineConfig::default()).unwrap();
-    let prompt = encode("Tell me a story.");
+    let engine = Engine::start(runner, None, EngineConfig::default()).unwrap();
+    let prompt: Vec<_> = (0..7).map(|at| 60 + 9 * at).collect();
     let streams: Vec<_> = settings()
         .into_iter()
         .flat_map(|(sampling, logprobs)| [(sampling.clone(), logprobs), (sampling, None)])
@@ -95,12 +96,12 @@ fn answers(
                     seed: i as u64,
                     ..sampling
                 },
-                max_tokens: 24,
+                max_tokens: 16,
                 ..GenerationParams::default()
             };
             let mut request = Request::new(prompt.clone(), generation);
             request.logprobs = logprobs;
-            request.n = 2;
+            request.n = n;
             engine.handle().submit(request).unwrap()
         })
         .collect();
@@ -137,7 +138,7 @@ fn settings() -> Vec<(SamplingParams, Option<usize>)> {
                 repeat_last_n: 8,
                 presence_penalty: 0.3,
                 frequency_penalty: 0.2,
-                logit_bias: vec![(300, 2.0), (301, f32::NEG_INFINITY)],
+                logit_bias: vec![(200, 2.0), (201, f32::NEG_INFINITY)],
                 ..warm
             },
             Some(2),
@@ -148,9 +149,9 @@ fn settings() -> Vec<(SamplingParams, Option<usize>)> {
 #[test]
 fn a_device_chooses_what_the_host_would() {
     let runner = || session(&demo(), ROOMY).into_runner();
-    let (host, counts) = answers(runner(), false, true);
+    let (host, counts) = answers(runner(), 2, [false, true]);
     assert!(counts.rows.load(Ordering::Relaxed) > 0);
-    let (device, counts) = answers(runner(), true, true);
+    let (device, counts) = answers(runner(), 2, [true, true]);
     let read = counts.rows.load(Ordering::Relaxed);
     assert_eq!(read, 0, "rows of logits that nobody asked for");
     assert_same(&device, &host, "on the device");
@@ -158,17 +159,34 @@ fn a_device_chooses_what_the_host_would() {
 
 #[test]
 fn steps_of_a_gpu_overlap() {
-    let options = BackendOptions::default();
-    let device = match BackendDispatch::from_kind(BackendKind::Gpu, options) {
-        Ok(device) => device,
-        Err(error) => return println!("skipped: {error}"),
-    };
-    let load = || device.load(&demo(), ROOMY, KvDtype::F16, &mut |_, _| ());
-    let runner = || load().unwrap().into_runner();
-    let (one_by_one, counts) = answers(runner(), true, false);
-    assert_eq!(counts.early.load(Ordering::Relaxed), 0);
-    let (overlapped, counts) = answers(runner(), true, true);
-    let early = counts.early.load(Ordering::Relaxed);
-    assert!(early > 10, "{early} steps overlap");
-    assert_same(&overlapped, &one_by_one, "in steps that overlap");
+    if let Err(reason) = ferrum_cuda_emulator::load() {
+        println!("skipped: {reason}");
+    }
+    for kind in [BackendKind::Gpu, BackendKind::Cuda] {
+        // Which sequences share a step depends on when they come.
+        let options = BackendOptions {
+            batch_invariant: true,
+            ..BackendOptions::default()
+        };
+        let device = match BackendDispatch::from_kind(kind, options) {
+            Ok(device) => device,
+            Err(error) => {
+                println!("skipped: {error}");
+                continue;
+            }
+        };
+        let model = fixture("llama-gptq4");
+        let load = || device.load(&model, ROOMY, KvDtype::F16, &mut |_, _| ());
+        let runner = || load().unwrap().into_runner();
+        let (one_by_one, counts) = answers(runner(), 1, [true, false]);
+        assert_eq!(counts.early.load(Ordering::Relaxed), 0, "{kind}");
+        let (overlapped, counts) = answers(runner(), 1, [true, true]);
+        let early = counts.early.load(Ordering::Relaxed);
+        assert!(early > 10, "{kind}: {early} steps overlap");
+        assert_same(
+            &overlapped,
+            &one_by_one,
+            &format!("in steps of {kind} that overlap"),
+        );
+    }
 }

@@ -60,8 +60,8 @@ pub(crate) fn answers(engine: &Engine, requests: &[Request], drafts: usize) -> V
     streams.into_iter().map(collect).collect()
 }
 
-/// Log-probabilities of drafts are computed by the host, whose order of sums is another than that of a device which samples. Where all of a
-/// choice are near those that are expected, and of the same tokens, they become those.
+/// Log-probabilities of rows that the host chooses from, as of drafts, are computed by the host, whose order of sums is another than that of a
+/// device which samples. Where all of a choice are near those that are expected, and of the same tokens, they become those.
 pub(crate) fn take_logprobs(found: &mut [Answered], expected: &[Answered]) {
     let near = |a: &TokenLogprob, b: &TokenLogprob| {
         a.token == b.token && (a.logprob - b.logprob).abs() < 1e-5
