@@ -71,6 +71,56 @@ impl PackedCodes<'_> {
         };
         (stream & ((1 << bits) - 1)) as u8
     }
+
+    /// The codes of 32 input features of output feature `o`, from `first`, a multiple of 32, on; all of them are features of the
+    /// layer.
+    pub fn run_of_32(&self, layer: &GroupParams, o: usize, first: usize) -> [u8; 32] {
+        let outputs = layer.out_features;
+        let of_words = |words: &[[u8; 4]], at: usize, stride: usize| {
+            let word = |i: usize| u32::from_le_bytes(words[at + i * stride]);
+            match layer.bits {
+                2 => run_of_words::<2>(word),
+                3 => run_of_words::<3>(word),
+                4 => run_of_words::<4>(word),
+                _ => run_of_words::<8>(word),
+            }
+        };
+        let bits = layer.bits as usize;
+        match *self {
+            Self::Columns(words) => of_words(words, first / 32 * bits * outputs + o, outputs),
+            Self::Rows(words) => {
+                let each = (layer.in_features * bits).div_ceil(32);
+                of_words(words, o * each + first / 32 * bits, 1)
+            }
+            Self::Interleaved(words) => {
+                let (each, shift) = (outputs / 8, COLUMN_SHIFTS[o % 8]);
+                let rows = &words[first * each + o / 8..];
+                std::array::from_fn(|i| (u32::from_le_bytes(rows[i * each]) >> shift) as u8 & 0x0f)
+            }
+        }
+    }
+}
+
+/// The codes of a stream of `BITS` words, lowest bits first.
+fn run_of_words<const BITS: usize>(word: impl Fn(usize) -> u32) -> [u8; 32] {
+    let mut words = [0; 9];
+    for (i, to) in words.iter_mut().take(BITS).enumerate() {
+        *to = word(i);
+    }
+    let eight = |run: usize| {
+        // The bits of eight codes, which begin at a byte.
+        let (at, shift) = (run * BITS / 4, run * BITS % 4 * 8);
+        let both = u64::from(words[at]) | u64::from(words[at + 1]) << 32;
+        // Parted in halves until each code has a byte.
+        let mut codes = both >> shift;
+        for bytes in [8, 4, 2, 1] {
+            let mask =
+                u64::MAX / (u64::MAX >> (64 - 8 * bytes)) * (u64::MAX >> (64 - BITS * bytes));
+            codes = (codes | codes << ((8 - BITS) * bytes)) & mask;
+        }
+        codes.to_le_bytes()
+    };
+    bytemuck::cast([eight(0), eight(1), eight(2), eight(3)])
 }
 
 /// The order of input features in which those of a group follow one another (those of one group as
@@ -125,6 +175,47 @@ pub(crate) fn floats(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_are_the_codes_one_by_one() {
+        let words: Vec<[u8; 4]> = (0..4096u32)
+            .map(|i| {
+                i.wrapping_mul(0x9e37_79b9)
+                    .rotate_left(i % 31)
+                    .to_le_bytes()
+            })
+            .collect();
+        let [columns, rows, interleaved] = [
+            PackedCodes::Columns,
+            PackedCodes::Rows,
+            PackedCodes::Interleaved,
+        ]
+        .map(|of| of(&words));
+        for (codes, bits) in [
+            (columns, 2),
+            (columns, 3),
+            (columns, 4),
+            (columns, 8),
+            (rows, 4),
+            (rows, 8),
+            (interleaved, 4),
+        ] {
+            // Rows may end in the middle of a word.
+            let layer = GroupParams {
+                bits,
+                in_features: 100,
+                out_features: 24,
+                scales: Vec::new(),
+                zeros: Vec::new(),
+                group_of_input: Vec::new(),
+            };
+            for (o, first) in [(0, 0), (7, 32), (23, 64), (12, 64)] {
+                let expected = std::array::from_fn(|i| codes.code(&layer, o, first + i));
+                let found = codes.run_of_32(&layer, o, first);
+                assert_eq!(found, expected, "{bits} bits, output {o}, from {first}");
+            }
+        }
+    }
 
     #[test]
     fn inputs_of_a_group_are_brought_together() {

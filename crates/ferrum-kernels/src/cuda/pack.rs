@@ -245,33 +245,52 @@ impl PackedRow<'_> {
 
     /// The codes of a group, four to a word.
     fn codes(&mut self, group: usize, codes: &[u8; GROUP]) {
-        let bits = self.format.bits;
-        let (mut lower, mut upper) = ([0u32; 4], [0u32; 4]);
-        for (i, four) in codes.as_chunks::<4>().0.iter().enumerate() {
-            // As `byte_of` in `kernels/packed.cuh` has them.
-            let four = u32::from_le_bytes([four[0], four[2], four[1], four[3]]);
-            // Those of four numbers, and behind them those of the four that come 16 later.
-            let (at, behind) = (i % 4, i / 4);
-            let of_two_bits = 4 * (at % 2) + 2 * behind;
-            match bits {
-                2 | 3 => lower[at / 2] |= (four & 0x0303_0303) << of_two_bits,
-                _ => lower[at] |= (four & 0x0f0f_0f0f) << (4 * behind),
-            }
-            match bits {
-                3 => upper[0] |= ((four >> 2) & 0x0101_0101) << (2 * at + behind),
-                5 => upper[0] |= ((four >> 4) & 0x0101_0101) << (2 * at + behind),
-                6 => upper[at / 2] |= ((four >> 4) & 0x0303_0303) << of_two_bits,
-                8 => upper[at] |= ((four >> 4) & 0x0f0f_0f0f) << (4 * behind),
-                _ => {}
-            }
-        }
+        let (lower, upper) = words_of(self.format.bits, codes);
         let tile = group / TILE_GROUPS * self.format.tile_bytes();
         let [low, high] = self.format.pieces();
         for (start, pieces, words) in [(0, low, lower), (TILE_ROWS * 16 * low, high, upper)] {
             let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
             let at = tile + start + place_in_plane(pieces, self.row, group % TILE_GROUPS);
-            self.row_tile[at..][..2 * pieces].copy_from_slice(&bytes[..2 * pieces]);
+            let to = &mut self.row_tile[at..][..2 * pieces];
+            // A store of a known size, not a call.
+            match pieces {
+                8 => to.copy_from_slice(&bytes),
+                4 => to.copy_from_slice(&bytes[..8]),
+                2 => to.copy_from_slice(&bytes[..4]),
+                _ => {}
+            }
         }
+    }
+}
+
+/// The words of a group in the planes of lower and of upper bits, for codes of so many bits.
+fn words_of(bits: u32, codes: &[u8; GROUP]) -> ([u32; 4], [u32; 4]) {
+    let words: [[[u8; 4]; 4]; 2] = bytemuck::cast(*codes);
+    // As `byte_of` in `kernels/packed.cuh` has them. The words of four numbers, and those of the four that come 16 later, whose bits go
+    // behind theirs.
+    let both = words.map(|half| half.map(|[a, b, c, d]| u32::from_le_bytes([a, c, b, d])));
+    let part = |shift: u32, mask: u32| both.map(|half| half.map(|word| (word >> shift) & mask));
+    let four_bits = |shift| {
+        let [first, behind] = part(shift, 0x0f0f_0f0f);
+        std::array::from_fn(|i| first[i] | behind[i] << 4)
+    };
+    let two_bits = |shift| {
+        let [first, behind] = part(shift, 0x0303_0303);
+        let of: [u32; 4] = std::array::from_fn(|i| first[i] | behind[i] << 2);
+        [of[0] | of[1] << 4, of[2] | of[3] << 4, 0, 0]
+    };
+    let one_bit = |shift| {
+        let [first, behind] = part(shift, 0x0101_0101);
+        let of: [u32; 4] = std::array::from_fn(|i| (first[i] | behind[i] << 1) << (2 * i));
+        [of[0] | of[1] | of[2] | of[3], 0, 0, 0]
+    };
+    match bits {
+        2 => (two_bits(0), [0; 4]),
+        3 => (two_bits(0), one_bit(2)),
+        5 => (four_bits(0), one_bit(4)),
+        6 => (four_bits(0), two_bits(4)),
+        8 => (four_bits(0), four_bits(4)),
+        _ => (four_bits(0), [0; 4]),
     }
 }
 
@@ -343,10 +362,19 @@ fn fill_layer(
     };
     for group in 0..layer.in_features.div_ceil(GROUP) {
         let input = |i: usize| order.map_or(i, |order| order[i] as usize);
-        let mut of_group = [0; GROUP];
         let first = group * GROUP;
-        for (i, code) in (first..layer.in_features).zip(&mut of_group) {
-            *code = codes.code(layer, row, input(i)) ^ flip;
+        let end = layer.in_features.min(first + GROUP);
+        let mut of_group = [0; GROUP];
+        match order {
+            None if end - first == GROUP => of_group = codes.run_of_32(layer, row, first),
+            _ => {
+                for (i, code) in (first..end).zip(&mut of_group) {
+                    *code = codes.code(layer, row, input(i));
+                }
+            }
+        }
+        for code in &mut of_group[..end - first] {
+            *code ^= flip;
         }
         to.codes(group, &of_group);
         let at = layer.group_of_input[input(first)] * layer.out_features + row;
