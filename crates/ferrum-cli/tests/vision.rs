@@ -75,6 +75,10 @@ fn images_that_cannot_be_seen_are_refused() {
         ),
         (&["--image", "no-file.png", &model, "What?"], "no-file.png"),
         (
+            &["--image", "https://example.org/a.png", &model, "What?"],
+            "found a URL, expected a file",
+        ),
+        (
             &["--image", &image, "--raw", &model, "What?"],
             "cannot be used with",
         ),

@@ -48,7 +48,18 @@ impl<'a> Images<'a> {
                 "--image: this model reads only text\nhint: models that see are folders of Gemma 3 with an image tower",
             ));
         };
-        let read = |path: &'a PathBuf| Ok((path, input::read_bytes(path, MAX_FILE)?));
+        let read = |path: &'a PathBuf| {
+            let text = path.to_string_lossy();
+            if ["http://", "https://", "data:"]
+                .iter()
+                .any(|scheme| text.starts_with(scheme))
+            {
+                return Err(Failure::new(
+                    "--image: found a URL, expected a file\nhint: download the image first, or ask a server for it (ferrum serve --help)",
+                ));
+            }
+            Ok((path, input::read_bytes(path, MAX_FILE)?))
+        };
         Ok(Self {
             files: paths.iter().map(read).collect::<Outcome<_>>()?,
             prompt: ImagePrompt::new(&model.spec, tokenizer)?,
