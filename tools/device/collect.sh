@@ -13,12 +13,15 @@ cd "$(dirname "$0")/../.." || exit
 models=/dev/shm/ferrum-models work=$(mktemp -d)
 mkdir -p "$out" "$models"
 trap 'rm -rf "$work" "$models"' EXIT
+# No kernels that an earlier run has compiled, so that the first start is one.
+export XDG_CACHE_HOME=$work/cache
 
 began=$SECONDS
 say() { echo "[$((SECONDS - began)) s] $*"; }
 took() {
     local from to
-    from=$(date +%s%N) && "$@" > "$work/took.log" 2>&1
+    from=$(date +%s%N)
+    "$@" > "$work/took.log" 2>&1 || { echo "failed: $(tail -1 "$work/took.log")" && return; }
     to=$(date +%s%N) && echo "$(((to - from) / 1000000)) ms"
 }
 model() { python3 tools/models/make_random_model.py "$@" --repeat > "$work/model.log" 2>&1 || tail -3 "$work/model.log"; }
@@ -57,18 +60,30 @@ for path in map(pathlib.Path, sys.argv[1:]):
 PYTHON
 say conformance
 
-find fixtures/models -mindepth 1 -maxdepth 1 -printf '%f\n' | sort | xargs -P 8 -I{} sh -c \
-    "\"$ferrum\" verify model fixtures/models/{} --backend cuda --json > $work/model-{}.json 2> $work/model-{}.err; echo \$? > $work/model-{}.status"
+# NAME ACTIVATIONS
+parity() { "$ferrum" verify model "fixtures/models/$1" --backend cuda --activations "$2" --json > "$work/model-$1-$2.json" 2> "$work/model-$1-$2.err"; }
+export -f parity
+export ferrum work
+for activations in bf16 f16; do find fixtures/models -mindepth 1 -maxdepth 1 -printf "%f $activations\n" | sort; done |
+    xargs -P 8 -L 1 bash -c 'parity "$@"; echo $? > "$work/model-$1-$2.status"' parity
 python3 - "$work"/model-*.status <<'PYTHON' > "$out/parity.txt"
 import json, pathlib, sys
+
+def number(value):
+    """A number of the program's JSON, which has null for what is not finite."""
+    return "not finite" if value is None else f"{value:.1e}"
+
 for path in map(pathlib.Path, sys.argv[1:]):
     name, status = path.stem.removeprefix("model-"), path.read_text().strip()
     try:
         found = json.loads(path.with_suffix(".json").read_text())
-        worst = max(layer["relative"] for layer in found["layers"])
-        print(name, f"{worst:.1e} {found['kl']:.1e} {100 * found['top1']:.1f} %", "status", status)
     except ValueError:
         print(name, path.with_suffix(".err").read_text().strip()[:200], "status", status)
+        continue
+    layers = [layer["relative"] for layer in found["layers"]]
+    worst = None if None in layers else max(layers)
+    words = "" if found["agrees"] else f"first diverging layer {found['first_diverging_layer']} "
+    print(name, number(worst), number(found["kl"]), f"{100 * found['top1']:.1f} %", f"{words}status", status)
 PYTHON
 wait "${making[@]}"
 say "parity: $(grep -c 'status 0' "$out/parity.txt") of $(wc -l < "$out/parity.txt") agree"
