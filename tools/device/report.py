@@ -2,7 +2,7 @@
 
     python tools/device/report.py conformance            # every op against its meaning
     python tools/device/report.py parity                 # a model of each family, layer by layer, against the reference
-    python tools/device/report.py bench MODEL...         # speed, as shares of what the device can do; flags for `ferrum bench` after a --
+    python tools/device/report.py bench MODEL...         # speed, as shares of what the device can do; flags of `ferrum bench` behind a --
     python tools/device/report.py sanitizer              # conformance under NVIDIA's compute-sanitizer
 
 Each writes a file into docs/reports/ and prints its path; the exit status is 1 where something failed. `--backend` takes another
