@@ -2,12 +2,13 @@
 
     python tools/device/report.py conformance            # every op against its meaning
     python tools/device/report.py parity                 # a model of each family, layer by layer, against the reference
-    python tools/device/report.py bench MODEL...         # speed, as shares of what the device can do; flags of `ferrum bench` behind a --
+    python tools/device/report.py bench MODEL...         # speed, as shares of what the device can do
     python tools/device/report.py sanitizer              # conformance under NVIDIA's compute-sanitizer
 
 Each writes a file into docs/reports/ and prints its path; the exit status is 1 where something failed. `--backend` takes another
-backend than cuda, `--ferrum` another program than target/release/ferrum, and `--filter` a part of the names of ops or fixtures. On CUDA,
-conformance and parity are of activations of bf16 and of f16, bench and sanitizer of bf16. Software devices are reported as such.
+backend than cuda, `--ferrum` another program than target/release/ferrum, and `--filter` a part of the names of ops or fixtures. What
+follows a -- are flags of the program's command, such as `bench MODEL -- --prompt 4096`. On CUDA, conformance and parity are of
+activations of bf16 and of f16, bench and sanitizer of bf16. Software devices are reported as such.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def of_each_activations(a: argparse.Namespace, report: Callable[[argparse.Namesp
 
 
 def conformance(a: argparse.Namespace, activations: list[str]) -> Found:
-    done = run([a.ferrum, "verify", "ops", *a.on, *activations, *a.ops, "--json"])
+    done = run([a.ferrum, "verify", "ops", *a.on, *activations, *a.ops, *a.flags, "--json"])
     cases = parsed(done)
     if cases is None:
         return f"No results: {one_line(failure_text(done))}", False
@@ -151,7 +152,7 @@ def fixtures(part: str) -> dict[str, Path]:
 def parity(a: argparse.Namespace, activations: list[str]) -> Found:
     rows, good = [], True
     for family, folder in fixtures(a.filter).items():
-        done = run([a.ferrum, "verify", "model", str(folder), *a.on, *activations, "--json"])
+        done = run([a.ferrum, "verify", "model", str(folder), *a.on, *activations, *a.flags, "--json"])
         good &= done.returncode == 0
         found = parsed(done)
         if found is None:
@@ -187,7 +188,7 @@ def sanitizer(a: argparse.Namespace) -> Found:
         raise SystemExit("compute-sanitizer is not here\nhint: it is part of the CUDA toolkit")
     rows, errors, good = [], [], True
     for tool in TOOLS:
-        command = [program, "--tool", tool, "--error-exitcode", "7", a.ferrum, "verify", "ops", *a.on, *a.ops]
+        command = [program, "--tool", tool, "--error-exitcode", "7", a.ferrum, "verify", "ops", *a.on, *a.ops, *a.flags]
         done = run(command)
         said = (done.stdout + done.stderr).splitlines()
         summary = next((line.strip("= ") for line in reversed(said) if re.search(r"(?:ERROR|RACECHECK) SUMMARY: ", line)), "no summary")
