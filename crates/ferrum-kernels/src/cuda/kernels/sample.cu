@@ -1,7 +1,8 @@
 // Chooses a token from each row, a block for each.
 //
-// Nothing is sorted. What is left in question is always the most likely tokens down to one of them, so it is said by a
-// bound: a key, and among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each bit.
+// What is left in question is always the most likely tokens down to one of them. Mostly these are few: as many as a block has threads at
+// most are listed and sorted, and all else is done with the list. Where they are more, nothing is sorted, and what is left is said by
+// a bound: a key, and among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each bit.
 // Branches with barriers in them depend on settings only, which are the same for all threads of a block.
 #include "common.cuh"
 
@@ -27,6 +28,12 @@ struct Board {
     uint32_t indices[32];
     uint32_t found;
     int last_is_listed;
+    // The logit of the last token, where no change is listed for it; the token is -1 where one is.
+    int last;
+    uint32_t kept_last;
+    // The most likely tokens, how many there are, and the key and the inverted index of each.
+    uint32_t listed;
+    uint64_t list[MAX_THREADS];
 };
 
 struct Row {
@@ -34,8 +41,6 @@ struct Row {
     const uint32_t* work;
     Board* board;
     uint32_t vocab, mask_begin, mask_end;
-    // Threads of the block.
-    uint32_t lanes;
     // Whether tokens outside the mask count as such.
     bool bent;
     uint32_t top_key;
@@ -43,6 +48,8 @@ struct Row {
     // The last in question: its key, and the end of those of that key.
     uint32_t bound_key, bound_end;
 
+    // Threads of the block.
+    __device__ __forceinline__ uint32_t lanes() const { return blockDim.x; }
     __device__ __forceinline__ bool is_masked(uint32_t i) const {
         uint32_t word = mask_begin + i / 32;
         return bent && mask_end > mask_begin && (word >= mask_end || !(work[word] >> i % 32 & 1));
@@ -52,14 +59,14 @@ struct Row {
     // memory at each.
     template <class EACH>
     __device__ __forceinline__ void each_key(EACH each) const {
-        for (uint32_t first = threadIdx.x; first < vocab; first += lanes * TOGETHER) {
+        for (uint32_t first = threadIdx.x; first < vocab; first += lanes() * TOGETHER) {
             uint32_t bits[TOGETHER];
 #pragma unroll
             for (uint32_t j = 0; j < TOGETHER; j++)
-                if (first + j * lanes < vocab) bits[j] = logits[first + j * lanes];
+                if (first + j * lanes() < vocab) bits[j] = logits[first + j * lanes()];
 #pragma unroll
             for (uint32_t j = 0; j < TOGETHER; j++) {
-                uint32_t i = first + j * lanes;
+                uint32_t i = first + j * lanes();
                 if (i < vocab) each(is_masked(i) ? LOWEST_KEY : key_of(bits[j]), i);
             }
         }
@@ -93,8 +100,8 @@ __device__ float count_from(const Row& r, uint32_t least) {
 }
 
 // The largest in the order of keys, of equals the lowest index, that comes after another in that order. `nans` becomes how many of
-// this thread's are no numbers.
-__device__ Best best_after(const Row& r, Best before, float& nans) {
+// this thread's are no numbers, and `own` the key of the best one of its others.
+__device__ Best best_after(const Row& r, Best before, float& nans, uint32_t& own) {
     Best best = {0, 0};
     nans = 0;
     r.each_key([&](uint32_t key, uint32_t i) {
@@ -102,6 +109,7 @@ __device__ Best best_after(const Row& r, Best before, float& nans) {
         bool after = key < before.key || (key == before.key && i > before.index);
         if (after && key > best.key) best = {key, i};
     });
+    own = best.key;
 #pragma unroll
     for (int flip = 16; flip > 0; flip /= 2) {
         uint32_t key = __shfl_xor_sync(ALL_LANES, best.key, flip), index = __shfl_xor_sync(ALL_LANES, best.index, flip);
@@ -110,7 +118,7 @@ __device__ Best best_after(const Row& r, Best before, float& nans) {
     __syncthreads();
     if (threadIdx.x % 32 == 0) r.board->keys[threadIdx.x / 32] = best.key, r.board->indices[threadIdx.x / 32] = best.index;
     __syncthreads();
-    for (uint32_t w = 0; w < r.lanes / 32; w++) {
+    for (uint32_t w = 0; w < r.lanes() / 32; w++) {
         uint32_t key = r.board->keys[w], index = r.board->indices[w];
         if (key > best.key || (key == best.key && index < best.index)) best = {key, index};
     }
@@ -120,7 +128,7 @@ __device__ Best best_after(const Row& r, Best before, float& nans) {
 
 // A thread's share of the row in the order of indices.
 __device__ __forceinline__ uint32_t share_begin(const Row& r, uint32_t lane) {
-    return min(lane * ((r.vocab + r.lanes - 1) / r.lanes), r.vocab);
+    return min(lane * ((r.vocab + r.lanes() - 1) / r.lanes()), r.vocab);
 }
 
 // The exclusive prefix sum over the threads of a block, and the sum over `all`, in one order. `scratch` has 32 elements; behind
@@ -147,6 +155,61 @@ __device__ __forceinline__ T exclusive_sum(T x, T* scratch, T& all) {
     return lane == 0 ? before : before + inside;
 }
 
+// ---- the list of the most likely tokens ------------------------------------------------------------------------------------------
+
+// Sorts the first `count` of the list, the largest first (bitonic sort; Batcher, 1968). All threads see it behind this.
+__device__ void sort_list(const Row& r, uint32_t count) {
+    uint64_t* list = r.board->list;
+    uint32_t size = 2;
+    while (size < count) size *= 2;
+    // Each thread compares one pair, as there are no more than threads.
+    if (threadIdx.x + count < size) list[threadIdx.x + count] = 0;
+    for (uint32_t run = 2; run <= size; run *= 2) {
+        for (uint32_t apart = run / 2; apart > 0; apart /= 2) {
+            __syncthreads();
+            uint32_t a = 2 * threadIdx.x - (threadIdx.x & (apart - 1)), b = a + apart;
+            if (b >= size) continue;
+            uint64_t first = list[a], second = list[b];
+            if ((first < second) == !(a & run)) list[a] = second, list[b] = first;
+        }
+    }
+    __syncthreads();
+}
+__device__ __forceinline__ uint32_t listed_key(const Row& r, uint32_t rank) { return uint32_t(r.board->list[rank] >> 32); }
+__device__ __forceinline__ uint32_t listed_index(const Row& r, uint32_t rank) { return ~uint32_t(r.board->list[rank]); }
+
+// Lists the most likely tokens in their order, `least` of them if there are so many, and others that may be as likely; false where these
+// are more than threads. `own` is the key of this thread's best one: so many of these are at least as large as one of them, and
+// hence as many tokens.
+__device__ bool list_best(const Row& r, uint32_t own, uint32_t least) {
+    Board& board = *r.board;
+    board.list[threadIdx.x] = uint64_t(own) << 32;
+    __syncthreads();
+    sort_list(r, r.lanes());
+    // What is no number has key 0.
+    uint32_t bound = max(listed_key(r, min(least, r.lanes()) - 1), 1u);
+    __syncthreads();
+    if (threadIdx.x == 0) board.listed = 0;
+    __syncthreads();
+    r.each_key([&](uint32_t key, uint32_t i) {
+        if (key < bound) return;
+        uint32_t at = atomicAdd(&board.listed, 1u);
+        if (at < r.lanes()) board.list[at] = uint64_t(key) << 32 | uint32_t(~i);
+    });
+    __syncthreads();
+    if (board.listed > r.lanes()) return false;
+    sort_list(r, board.listed);
+    return true;
+}
+
+// The lowest thread for which it holds; the number of threads where there is none.
+__device__ __forceinline__ uint32_t first_thread(const Row& r, bool holds) {
+    float first = block_max(holds ? -float(threadIdx.x) : -float(r.lanes()), r.board->scratch);
+    return uint32_t(-first);
+}
+
+// ---- bounds ------------------------------------------------------------------------------------------------------------------------
+
 // The index of what is left of a key, number n of it from 1 on; the last if there are fewer.
 __device__ uint32_t tie(const Row& r, uint32_t key, uint32_t n) {
     uint32_t lane = threadIdx.x, begin = share_begin(r, lane), end = share_begin(r, lane + 1), count = 0;
@@ -171,43 +234,52 @@ __device__ __forceinline__ uint32_t ties_for(const Row& r, uint32_t key, float m
 }
 
 __device__ void cut_to_k(Row& r, uint32_t k) {
-    uint32_t key = 0;
-    for (int bit = 0; bit < 32; bit++) {
-        uint32_t higher = key | 0x80000000u >> bit;
-        if (count_from(r, higher) >= float(k)) key = higher;
+    uint32_t key = 0, above = 0;
+    // At last what is above the key; one place for all sums, or the compiler writes each out.
+    for (int bit = 0; bit <= 32; bit++) {
+        uint32_t least = bit < 32 ? key | 0x80000000u >> bit : key + 1;
+        float count = count_from(r, least);
+        if (bit == 32) above = uint32_t(count);
+        else if (count >= float(k)) key = least;
     }
-    uint32_t above = uint32_t(count_from(r, key + 1));
     uint32_t end = tie(r, key, k - min(above, k)) + 1;
     r.bound_key = key;
     r.bound_end = end;
 }
 
-__device__ void cut_to_p(Row& r, float share_of_all) {
-    float enough = share_of_all * mass_from(r, 0);
-    uint32_t key = 0;
-    for (int bit = 0; bit < 32; bit++) {
-        uint32_t higher = key | 0x80000000u >> bit;
-        float mass = mass_from(r, higher);
-        if (mass >= enough && mass > 0) key = higher;
+// Where the mass of the most likely tokens reaches a share of all: the key, and what is missing before those of that key. BEYOND: where
+// it is more than that share.
+struct Reached {
+    uint32_t key;
+    float missing;
+};
+template <bool BEYOND>
+__device__ Reached reach(const Row& r, float share) {
+    Reached found = {0, 0};
+    float aim = 0;
+    // At first all, and at last what is above the key.
+    for (int bit = -1; bit <= 32; bit++) {
+        uint32_t least = bit < 0 ? 0 : bit < 32 ? found.key | 0x80000000u >> bit : found.key + 1;
+        float mass = mass_from(r, least);
+        // Rounding must not leave anything over.
+        if (bit < 0) aim = BEYOND ? fminf(share * mass, mass * 0.9999999f) : share * mass;
+        else if (bit == 32) found.missing = aim - mass;
+        else if (BEYOND ? mass > aim : mass >= aim && mass > 0) found.key = least;
     }
-    float missing = enough - mass_from(r, key + 1);
-    uint32_t whole = ties_for(r, key, missing);
-    uint32_t end = tie(r, key, whole + (float(whole) * weight(r, key) < missing ? 1 : 0)) + 1;
-    r.bound_key = key;
+    return found;
+}
+
+__device__ void cut_to_p(Row& r, float share_of_all) {
+    Reached found = reach<false>(r, share_of_all);
+    uint32_t whole = ties_for(r, found.key, found.missing);
+    uint32_t end = tie(r, found.key, whole + (float(whole) * weight(r, found.key) < found.missing ? 1 : 0)) + 1;
+    r.bound_key = found.key;
     r.bound_end = end;
 }
 
 __device__ uint32_t draw_by_rank(const Row& r, float unit) {
-    float all = mass_from(r, 0);
-    // Rounding must not leave anything over.
-    float aim = fminf(unit * all, all * 0.9999999f);
-    uint32_t key = 0;
-    for (int bit = 0; bit < 32; bit++) {
-        uint32_t higher = key | 0x80000000u >> bit;
-        if (mass_from(r, higher) > aim) key = higher;
-    }
-    float missing = aim - mass_from(r, key + 1);
-    return tie(r, key, ties_for(r, key, missing) + 1);
+    Reached found = reach<true>(r, unit);
+    return tie(r, found.key, ties_for(r, found.key, found.missing) + 1);
 }
 
 __device__ uint32_t draw_by_index(const Row& r, float unit) {
@@ -262,36 +334,86 @@ __device__ __forceinline__ uint32_t changed(const uint32_t* want, uint32_t bits,
 // What the model said, before anything is changed: its best key and the sum of weights, and the most likely tokens.
 __device__ Best tell_top(Row& r, uint32_t wanted, int* ranks, float* logprobs, float& sum) {
     float nans;
-    Best none = {0xffffffffu, 0}, top = best_after(r, none, nans), best = none;
+    uint32_t own, none_own;
+    Best none = {0xffffffffu, 0}, top = best_after(r, none, nans, own), best = none;
     r.top_key = top.key;
     float temperature = r.temperature;
     r.temperature = 1;
     sum = mass_from(r, 0);
     r.temperature = temperature;
-    for (uint32_t n = 1; n < wanted; n++) {
-        best = best_after(r, best, nans);
+    bool is_listed = wanted > 1 && list_best(r, own, wanted - 1);
+    if (is_listed) {
+        for (uint32_t n = 1 + threadIdx.x; n < wanted; n += r.lanes()) {
+            bool there = n <= r.board->listed;
+            ranks[n] = there ? int(listed_index(r, n - 1)) : -1;
+            logprobs[n] = logprob(there ? listed_key(r, n - 1) : 0, top.key, sum);
+        }
+    }
+    for (uint32_t n = 1; n < wanted && !is_listed; n++) {
+        best = best_after(r, best, nans, none_own);
         if (threadIdx.x == 0) {
             ranks[n] = best.key == 0 ? -1 : int(best.index);
             logprobs[n] = logprob(best.key, top.key, sum);
         }
     }
-    for (uint32_t n = wanted + threadIdx.x; n < BESIDE; n += r.lanes) ranks[n] = -1;
+    for (uint32_t n = wanted + threadIdx.x; n < BESIDE; n += r.lanes()) ranks[n] = -1;
     return top;
 }
 
-// The token of what is left after top-k, top-p and min-p.
-__device__ uint32_t draw(Row& r, const uint32_t* want) {
-    bool by_k = want[1] > 0 && want[1] < r.vocab, by_p = want[14] & 1;
-    if (by_k) cut_to_k(r, want[1]);
-    if (by_p) cut_to_p(r, __uint_as_float(want[2]));
+// How the token of a row is drawn; settings stay in shared memory.
+struct Draw {
+    const uint32_t* want;
+    bool by_k, by_p;
+    // Keys below it are left out by min-p.
+    uint32_t least_key;
+
+    __device__ __forceinline__ uint32_t k() const { return want[1]; }
+    __device__ __forceinline__ float share() const { return __uint_as_float(want[2]); }
+    __device__ __forceinline__ float unit() const { return __uint_as_float(want[7]); }
+};
+
+// Draws from the list; false where it does not reach the share of top-p. Without top-k, `all_mass` is the mass of all tokens.
+__device__ bool draw_from_list(const Row& r, const Draw& draw, float all_mass, uint32_t& token) {
+    float* scratch = r.board->scratch;
+    uint32_t rank = threadIdx.x, left = r.board->listed;
+    if (draw.by_k) left = min(left, draw.k());
+    uint32_t key = rank < left ? listed_key(r, rank) : 0;
+    float w = rank < left ? weight(r, key) : 0.0f, listed, all, before = exclusive_sum(w, scratch, listed);
+    if (draw.by_p) {
+        float enough = draw.share() * (draw.by_k ? listed : all_mass);
+        if (!draw.by_k && listed < enough) return false;
+        left = min(left, first_thread(r, rank > 0 && before >= enough));
+    }
+    left = min(left, first_thread(r, key < draw.least_key));
+    if (rank >= left) w = 0;
+    before = exclusive_sum(w, scratch, all);
+    // Rounding must not leave anything over.
+    float aim = fminf(draw.unit() * all, all * 0.9999999f);
+    uint32_t chosen = first_thread(r, w > 0 && before + w > aim);
+    float last = block_max(w > 0 ? float(rank) : 0.0f, scratch);
+    token = listed_index(r, min(chosen, uint32_t(last)));
+    return true;
+}
+
+// The token of what is left after top-k, top-p and min-p. `own` is the key of this thread's best one.
+__device__ uint32_t draw(Row& r, const uint32_t* want, uint32_t own) {
+    Draw draw = {want, want[1] > 0 && want[1] < r.vocab, (want[14] & 1) != 0, 0};
     if ((want[14] & 2) && r.top_key > LOWEST_KEY && r.top_key < HIGHEST_KEY) {
         // The logarithm is the host's.
         float least = float_of_key(r.top_key) + r.temperature * __uint_as_float(want[3]);
-        uint32_t key = min(key_of(__float_as_uint(least)), r.top_key);
-        if (key > r.bound_key) r.bound_key = key, r.bound_end = r.vocab;
+        draw.least_key = min(key_of(__float_as_uint(least)), r.top_key);
     }
-    float unit = __uint_as_float(want[7]);
-    return by_k || by_p ? draw_by_rank(r, unit) : draw_by_index(r, unit);
+    bool by_rank = draw.by_k || draw.by_p;
+    // Without top-k, twice as many would hardly be less than threads.
+    uint32_t least = draw.by_k ? draw.k() : r.vocab <= r.lanes() ? r.lanes() : r.lanes() / 2, token;
+    if (by_rank && least <= r.lanes()) {
+        float all_mass = draw.by_k ? 0 : mass_from(r, 0);
+        if (list_best(r, own, least) && draw_from_list(r, draw, all_mass, token)) return token;
+    }
+    if (draw.by_k) cut_to_k(r, draw.k());
+    if (draw.by_p) cut_to_p(r, draw.share());
+    if (draw.least_key > r.bound_key) r.bound_key = draw.least_key, r.bound_end = r.vocab;
+    return by_rank ? draw_by_rank(r, draw.unit()) : draw_by_index(r, draw.unit());
 }
 
 KERNEL __launch_bounds__(MAX_THREADS, 1) sample(uint32_t* all_logits, uint32_t* work, const int* previous, int* tokens, int* all_ranks,
@@ -307,7 +429,7 @@ KERNEL __launch_bounds__(MAX_THREADS, 1) sample(uint32_t* all_logits, uint32_t* 
     uint32_t* logits = all_logits + out * vocab;
     int* ranks = all_ranks + out * BESIDE;
     float* logprobs = all_logprobs + out * BESIDE;
-    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], lanes, false, 0, __uint_as_float(want[0]), 0,
+    Row r = {logits, work, &board, uint32_t(vocab), want[12], want[13], false, 0, __uint_as_float(want[0]), 0,
              uint32_t(vocab)};
     float raw_sum = 0;
     Best raw = {0, 0};
@@ -325,22 +447,26 @@ KERNEL __launch_bounds__(MAX_THREADS, 1) sample(uint32_t* all_logits, uint32_t* 
         work[c + 3] = kept;
     }
     __syncthreads();
-    bool last_alone = last >= 0 && !board.last_is_listed;
-    uint32_t kept_last = last_alone ? logits[last] : 0;
-    __syncthreads();
-    if (last_alone && lane == 0) logits[last] = changed(want, kept_last, 0, true, 1);
+    if (lane == 0) {
+        board.last = board.last_is_listed ? -1 : last;
+        if (board.last >= 0) {
+            board.kept_last = logits[last];
+            logits[last] = changed(want, board.kept_last, 0, true, 1);
+        }
+    }
     __syncthreads();
     r.bent = true;
     float nans;
-    Best none = {0xffffffffu, 0}, best = best_after(r, none, nans);
+    uint32_t own;
+    Best none = {0xffffffffu, 0}, best = best_after(r, none, nans, own);
     r.top_key = best.key;
     nans = block_sum(nans, board.scratch);
-    uint32_t token = want[0] != 0 ? draw(r, want) : best.index;
+    uint32_t token = want[0] != 0 ? draw(r, want, own) : best.index;
 
     // The row as it was.
     __syncthreads();
     for (uint32_t c = want[10] + lane * CHANGE; c < want[11]; c += lanes * CHANGE) logits[work[c]] = work[c + 3];
-    if (last_alone && lane == 0) logits[last] = kept_last;
+    if (lane == 0 && board.last >= 0) logits[board.last] = board.kept_last;
     __syncthreads();
     r.bent = false;
     if (want[9] > 0) {
