@@ -1,8 +1,9 @@
 // Chooses a token from each row, a workgroup for each.
 //
-// Nothing is sorted. What is left in question is always the most likely tokens down to one of them, so it is said by a
-// bound: a key, and among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each
-// bit. Branches with barriers in them depend on settings only, which are loaded so that the compiler knows it.
+// What is left in question is always the most likely tokens down to one of them. Mostly these are few: up to LIST are listed and
+// sorted, and all else is done with the list. Where they are more, nothing is sorted, and what is left is said by a bound: a key, and
+// among tokens of that key an index. Bounds are found bit by bit, with a sum over the row for each bit. Branches with barriers in them
+// depend on what is the same for all lanes, and is loaded so that the compiler knows it.
 
 struct Params {
     rows: u32,
@@ -26,6 +27,9 @@ const BESIDE = 33u;
 const LOWEST = 0xff800000u;
 const LOWEST_KEY = 0x00800000u;
 const HIGHEST_KEY = 0xff800000u;
+// Most tokens of the list, and parts of a row whose best ones say what goes there.
+const LIST = 1024u;
+const PARTS = 256u;
 
 var<workgroup> settings: array<u32, SETTINGS>;
 var<workgroup> keys: array<u32, LANES>;
@@ -33,6 +37,10 @@ var<workgroup> indices: array<u32, LANES>;
 // What one lane found for all.
 var<workgroup> found: vec2<u32>;
 var<workgroup> last_is_listed: atomic<u32>;
+// The most likely tokens: the key and the index of each, their weights, and how many there are.
+var<workgroup> list: array<vec2<u32>, LIST>;
+var<workgroup> weights: array<f32, LIST>;
+var<workgroup> listed: atomic<u32>;
 
 // Where the row begins, and where its mask does and ends.
 var<private> base: u32;
@@ -117,6 +125,75 @@ fn best_after(lane: u32, key_before: u32, index_before: u32) -> vec2<u32> {
         }
     }
     return best;
+}
+
+fn is_before(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.x > b.x || (a.x == b.x && a.y < b.y);
+}
+
+// Sorts the first `count` of the list, the most likely first (bitonic sort; Batcher, 1968).
+fn sort_list(lane: u32, count: u32) {
+    var size = 2u;
+    while size < count {
+        size *= 2u;
+    }
+    for (var i = count + lane; i < size; i += LANES) {
+        list[i] = vec2<u32>(0u, 0xffffffffu);
+    }
+    for (var run = 2u; run <= size; run *= 2u) {
+        for (var apart = run / 2u; apart > 0u; apart /= 2u) {
+            workgroupBarrier();
+            for (var pair = lane; pair < size / 2u; pair += LANES) {
+                let a = 2u * pair - (pair & (apart - 1u));
+                let first = list[a];
+                let second = list[a + apart];
+                if is_before(second, first) == ((a & run) == 0u) {
+                    list[a] = second;
+                    list[a + apart] = first;
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+}
+
+// Lists the most likely tokens in their order, `least` of them if there are so many, and others that may be as likely; gives how many, more
+// than LIST where there is no room for all, and no list. So many of the best tokens of parts are at least as large as one of them,
+// and hence as many tokens.
+fn list_best(lane: u32, least: u32) -> u32 {
+    workgroupBarrier();
+    for (var part = lane; part < PARTS; part += LANES) {
+        var most = 0u;
+        for (var i = part; i < p.vocab; i += PARTS) {
+            most = max(most, key_at(i));
+        }
+        list[part] = vec2<u32>(most, part);
+    }
+    sort_list(lane, PARTS);
+    if lane == 0u {
+        atomicStore(&listed, 0u);
+        // What is no number has key 0.
+        found.y = max(list[min(least, PARTS) - 1u].x, 1u);
+    }
+    let bound = workgroupUniformLoad(&found).y;
+    for (var i = lane; i < p.vocab; i += LANES) {
+        let key = key_at(i);
+        if key >= bound {
+            let place = atomicAdd(&listed, 1u);
+            if place < LIST {
+                list[place] = vec2<u32>(key, i);
+            }
+        }
+    }
+    workgroupBarrier();
+    if lane == 0u {
+        found.y = atomicLoad(&listed);
+    }
+    let count = workgroupUniformLoad(&found).y;
+    if count <= LIST {
+        sort_list(lane, count);
+    }
+    return count;
 }
 
 // A lane's share of the row in the order of indices.
@@ -246,6 +323,57 @@ fn draw_by_index(lane: u32, unit: f32) -> u32 {
     return found.x;
 }
 
+// How the token of a row is drawn: `k` is 0 without top-k, `share` negative without top-p, and keys below `least_key` are left out by
+// min-p.
+struct Draw {
+    k: u32,
+    share: f32,
+    least_key: u32,
+    unit: f32,
+}
+
+// Draws from a list of `count` tokens: the token, and 0 where the list does not reach the share of top-p. Without top-k, `all_mass` is the
+// mass of all tokens.
+fn draw_from_list(lane: u32, count: u32, draw: Draw, all_mass: f32) -> vec2<u32> {
+    let left = select(count, min(count, draw.k), draw.k > 0u);
+    for (var i = lane; i < left; i += LANES) {
+        weights[i] = weight(list[i].x);
+    }
+    workgroupBarrier();
+    if lane == 0u {
+        var all = all_mass;
+        if draw.k > 0u {
+            all = 0.0;
+            for (var i = 0u; i < left; i++) {
+                all += weights[i];
+            }
+        }
+        let enough = draw.share * all;
+        var mass = 0.0;
+        var end = 0u;
+        while end < left && list[end].x >= draw.least_key {
+            if end > 0u && draw.share >= 0.0 && mass >= enough {
+                break;
+            }
+            mass += weights[end];
+            end++;
+        }
+        let reaches = draw.k > 0u || end < left || mass >= enough;
+        // Rounding must not leave anything over.
+        let aim = min(draw.unit * mass, mass * 0.9999999);
+        var sum = 0.0;
+        var chosen = 0u;
+        for (var i = 0u; i < end && sum <= aim; i++) {
+            if weights[i] > 0.0 {
+                chosen = i;
+                sum += weights[i];
+            }
+        }
+        found = vec2<u32>(list[chosen].y, u32(reaches));
+    }
+    return workgroupUniformLoad(&found);
+}
+
 // Of a key, when the best one is `top` and all weights together are `sum`.
 fn logprob(key: u32, top: u32, sum: f32) -> f32 {
     if key == top {
@@ -310,8 +438,20 @@ fn main(at: Place) {
         temperature = 1.0;
         raw_sum = mass_from(lane, 0u);
         temperature = bitcast<f32>(want[0]);
+        var count = LIST + 1u;
+        if want[9] > 1u {
+            count = list_best(lane, want[9] - 1u);
+        }
+        if count <= LIST {
+            for (var n = 1u + lane; n < want[9]; n += LANES) {
+                let there = n <= count;
+                let told = list[min(n, LIST) - 1u];
+                ranks[out * BESIDE + n] = select(-1, i32(told.y), there);
+                logprobs[out * BESIDE + n] = logprob(select(0u, told.x, there), raw_top, raw_sum);
+            }
+        }
         var best = vec2<u32>(0xffffffffu, 0u);
-        for (var n = 1u; n < want[9]; n++) {
+        for (var n = 1u; n < want[9] && count > LIST; n++) {
             best = best_after(lane, best.x, best.y);
             if lane == 0u {
                 let none = best.x == 0u;
@@ -365,25 +505,53 @@ fn main(at: Place) {
     if want[0] != 0u {
         let by_k = want[1] > 0u && want[1] < p.vocab;
         let by_p = (want[14] & 1u) == 1u;
-        if by_k {
-            cut_to_k(lane, want[1]);
-        }
-        if by_p {
-            cut_to_p(lane, bitcast<f32>(want[2]));
-        }
+        var least_key = 0u;
         if (want[14] & 2u) == 2u && top_key > LOWEST_KEY && top_key < HIGHEST_KEY {
             // The logarithm is the host's.
             let least = bitcast<f32>(bits_of(top_key)) + temperature * bitcast<f32>(want[3]);
-            let key = min(key_of(bitcast<u32>(least)), top_key);
-            if key > bound_key {
-                bound_key = key;
-                bound_end = p.vocab;
+            least_key = min(key_of(bitcast<u32>(least)), top_key);
+        }
+        let unit = bitcast<f32>(want[7]);
+        let draw = Draw(
+            select(0u, want[1], by_k),
+            select(-1.0, bitcast<f32>(want[2]), by_p),
+            least_key,
+            unit,
+        );
+        // As many parts have about 590 tokens that are so likely; the list has room for them.
+        var least = select(230u, PARTS, p.vocab <= PARTS);
+        if by_k {
+            least = want[1];
+        }
+        var is_drawn = false;
+        if (by_k || by_p) && least <= PARTS {
+            var all_mass = 0.0;
+            if !by_k {
+                all_mass = mass_from(lane, 0u);
+            }
+            let count = list_best(lane, least);
+            if count <= LIST {
+                let drawn = draw_from_list(lane, count, draw, all_mass);
+                token = drawn.x;
+                is_drawn = drawn.y == 1u;
             }
         }
-        if by_k || by_p {
-            token = draw_by_rank(lane, bitcast<f32>(want[7]));
-        } else {
-            token = draw_by_index(lane, bitcast<f32>(want[7]));
+        if !is_drawn {
+            if by_k {
+                cut_to_k(lane, want[1]);
+            }
+            if by_p {
+                cut_to_p(lane, bitcast<f32>(want[2]));
+            }
+            if least_key > bound_key {
+                bound_key = least_key;
+                bound_end = p.vocab;
+            }
+            if by_k || by_p {
+                token = draw_by_rank(lane, unit);
+            } else {
+                token = draw_by_index(lane, unit);
+            }
         }
     }
 
