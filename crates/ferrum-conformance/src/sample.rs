@@ -361,13 +361,16 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
         make,
         implementations!(tokens, tokens_formula),
     );
-    // Many equals, on both sides of each cut.
-    let make = |rng: &mut Rng| {
-        let mut data = Rows::new(rng, (60, 300), |rng, _| any(rng, 300));
-        data.logits.iter_mut().for_each(|x| *x = x.round());
-        data
-    };
-    cases.add(of("equals"), make, implementations!(tokens, tokens_formula));
+    // Many equals, on both sides of each cut; of 3000 more than devices list.
+    for (rows, vocab) in [(60, 300), (15, 3000)] {
+        let make = move |rng: &mut Rng| {
+            let mut data = Rows::new(rng, (rows, vocab), |rng, _| any(rng, vocab));
+            data.logits.iter_mut().for_each(|x| *x = x.round());
+            data
+        };
+        let case = of(&format!("equals, {rows} of {vocab}"));
+        cases.add(case, make, implementations!(tokens, tokens_formula));
+    }
     let make = |rng: &mut Rng| {
         let dim = 70;
         let mut data = Rows::new(rng, (12, dim), |_, index| match index % 2 {
