@@ -482,8 +482,10 @@ fn a_model_that_does_not_fit_says_its_figures() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         for expected in [
             "error: cuda is out of memory: ",
-            "; the model takes 0.00 GiB for weights, 0.18 GiB for a KV cache of 200000 tokens and ",
-            " GiB for activations, and before it 0.06 GiB of 0.06 GiB were free",
+            "; the model takes 0.",
+            " MiB for a KV cache of 200000 tokens and ",
+            " MiB for activations, and before it ",
+            " MiB of 64.00 MiB were free",
             "hint: lower --context or --kv-tokens",
         ] {
             assert!(said.contains(expected), "{expected:?} in {said}");

@@ -55,14 +55,14 @@ pub(super) fn is_gpu(device: &DeviceInfo) -> bool {
 /// Describes the memory of a plan, with a hint for reducing it.
 pub(super) fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: usize) -> String {
     let of_memory = memory.map_or(String::new(), |DeviceMemory { free, total }| {
-        let (free, total) = (gib(free), gib(total));
+        let (free, total) = (size(free), size(total));
         format!(", and before it {free} of {total} were free")
     });
     let states = match plan.states {
         0 => String::new(),
-        bytes => format!(", recurrent states {}", gib(bytes)),
+        bytes => format!(", recurrent states {}", size(bytes)),
     };
-    let (weights, kv, scratch) = (gib(plan.weights), gib(plan.kv), gib(plan.scratch));
+    let (weights, kv, scratch) = (size(plan.weights), size(plan.kv), size(plan.scratch));
     format!(
         "the model takes {weights} for weights, {kv} for a KV cache of {tokens} tokens{states} and {scratch} for \
          activations{of_memory}\nhint: lower --context or --kv-tokens, take --kv-dtype fp8, a model that is quantised \
@@ -70,8 +70,11 @@ pub(super) fn planned(plan: &MemoryPlan, memory: Option<DeviceMemory>, tokens: u
     )
 }
 
-fn gib(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+fn size(bytes: u64) -> String {
+    match bytes >> 30 {
+        0 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
 }
 
 #[cfg(test)]

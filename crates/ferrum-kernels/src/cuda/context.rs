@@ -383,9 +383,28 @@ fn grown(all: &mut Vec<Memory>, stream: &Stream, bytes: usize) -> Result<u64> {
     if all.last().is_none_or(|last| last.bytes < bytes) {
         // Doubling bounds what earlier ones hold, which captured work may still use.
         let bytes = bytes.next_power_of_two().max(1 << 16);
-        all.push(Memory::new(stream.driver(), bytes)?);
+        all.push(Memory::new(stream.driver(), bytes).map_err(in_step)?);
     }
     Ok(all.last().map_or(0, |last| last.at))
+}
+
+/// An allocation of a step that failed: all else is there by then, so only the cache can leave room.
+fn in_step(error: Error) -> Error {
+    match error {
+        Error::OutOfMemory {
+            backend,
+            requested,
+            reason,
+        } => Error::OutOfMemory {
+            backend,
+            requested,
+            reason: format!(
+                "{reason}; steps need memory beside weights and the KV cache\nhint: lower --kv-tokens or \
+                 --gpu-memory-utilization"
+            ),
+        },
+        error => error,
+    }
 }
 
 /// Graphs and the stream may wait for ranks that never come.

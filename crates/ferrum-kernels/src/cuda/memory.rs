@@ -2,7 +2,7 @@
 //!
 //! All of a device's memory comes from the pool of its [`Driver`], where there is one (`pool.rs`). Memory that was asked
 //! for is there when [`Memory::new`] returns, on every stream, and [`Memory`] waits for all work before it goes back.
-//! That costs nothing in a step, which allocates nothing. It does not go back while a stream is captured (`capture.rs`).
+//! That costs nothing in a step, which allocates only where what ops need for a moment is more than before. It does not go back while a stream is captured (`capture.rs`).
 
 use super::BACKEND;
 use super::capture;

@@ -107,7 +107,7 @@ fn captured_seqs(seqs: usize, most: usize) -> usize {
 }
 
 /// Tokens of each of them: one, or one and a power of two.
-fn captured_queries(queries: usize) -> usize {
+pub(super) fn captured_queries(queries: usize) -> usize {
     match queries {
         0 | 1 => 1,
         n => 1 + (n - 1).next_power_of_two(),

@@ -559,7 +559,7 @@ fn sizes(
         // Long prompts come in chunks of it, between which others go on.
         max_tokens: step_tokens,
         // A row for the token that a step gives anyway, and one for each draft.
-        max_logit_rows: LOGIT_ROWS.max(max_seqs * (1 + drafts)),
+        max_logit_rows: LOGIT_ROWS.max(RunnerConfig::rows_with_drafts(max_seqs, drafts)),
         kv_tokens: context.saturating_mul(max_seqs),
         kept_states: args.ctx_checkpoints.into(),
         layout: LAYOUT,

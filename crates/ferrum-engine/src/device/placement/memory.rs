@@ -3,8 +3,8 @@
 use super::Placement;
 use crate::device::kind::KvDtype;
 use crate::device::memory::{MemoryShare, is_gpu, planned};
-use ferrum_kernels::DeviceInfo;
-use ferrum_models::{Model, RunnerConfig};
+use ferrum_kernels::{DeviceInfo, DeviceMemory};
+use ferrum_models::{MemoryPlan, Model, RunnerConfig};
 use ferrum_types::Error;
 
 impl Placement {
@@ -51,13 +51,24 @@ impl Placement {
         else {
             return error;
         };
-        let plans = self.device_plans(model, config, kv);
-        let of_backend = plans.iter().find(|(info, _)| info.backend == backend);
-        let memory = before.iter().find(|info| info.backend == backend);
-        let reason = match of_backend {
-            Some((_, plan)) => {
-                let memory = memory.and_then(|info| info.memory);
-                format!("{reason}; {}", planned(plan, memory, config.cache_tokens()))
+        let plans = self.device_plans(model, config, kv).into_iter();
+        let of_backend = plans.filter(|(info, _)| info.backend == backend);
+        let with_memory = of_backend.map(|(info, plan)| {
+            let found = before
+                .iter()
+                .find(|other| other.backend == backend && other.ordinal == info.ordinal);
+            (plan, found.and_then(|info| info.memory))
+        });
+        // The error does not say which of several devices it was: of those of this backend, that with the least room.
+        let room = |(plan, memory): &(MemoryPlan, Option<DeviceMemory>)| {
+            memory.map(|memory| i128::from(memory.free) - i128::from(plan.peak()))
+        };
+        let reason = match with_memory.min_by_key(room) {
+            Some((plan, memory)) => {
+                format!(
+                    "{reason}; {}",
+                    planned(&plan, memory, config.cache_tokens())
+                )
             }
             None => reason,
         };
