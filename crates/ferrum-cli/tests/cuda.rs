@@ -492,3 +492,54 @@ fn a_model_that_does_not_fit_says_its_figures() {
         }
     }
 }
+
+/// `tools/device/report.py` with three of its commands: what agrees, what diverges, and what cannot run.
+#[test]
+fn reports_say_what_agrees_and_what_diverges() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let script = root().join("tools/device/report.py");
+    let bench = format!("bench {} nowhere -- --prompt 4 --gen 2", fixture("qwen3"));
+    let cases = [
+        (
+            "parity --filter qwen3-tied",
+            true,
+            ["| qwen3 | qwen3-tied | ", "1 of 1 families agree"],
+        ),
+        (
+            // Activations of f16 differ by less than this, those of bf16 by more.
+            "parity --filter qwen3-tied -- --tolerance 0.004",
+            false,
+            ["| diverges at layer 0: more than 0.004 |", "| agrees |"],
+        ),
+        (
+            "conformance --filter softcap",
+            true,
+            ["## Activations of f16", "passed, 0 failed, 0 skipped"],
+        ),
+        (
+            &bench,
+            false,
+            ["decode 2 ", "nowhere: there is no such file or folder"],
+        ),
+    ];
+    for (words, succeeds, expected) in cases {
+        let output = Command::new("python3")
+            .arg(&script)
+            .args(["--ferrum", env!("CARGO_BIN_EXE_ferrum"), "--out"])
+            .arg(folder.path())
+            .args(words.split(' '))
+            .env("LD_LIBRARY_PATH", &driver)
+            .output();
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => return println!("skipped: python3: {error}"),
+        };
+        let (path, err) = (stdout(&output), stderr(&output));
+        assert_eq!(output.status.success(), succeeds, "{words}: {path}{err}");
+        let text = std::fs::read_to_string(path.trim()).unwrap();
+        for part in expected {
+            assert!(text.contains(part), "{words}: no {part:?} in {text}");
+        }
+    }
+}
