@@ -371,16 +371,35 @@ fn more_cases<B: BackendSample>(cases: &mut Cases<B>, act: &'static str) {
         let case = of(&format!("equals, {rows} of {vocab}"));
         cases.add(case, make, implementations!(tokens, tokens_formula));
     }
+    // Fewer are possible than top-k asks for.
+    let make = |rng: &mut Rng| {
+        let mut data = Rows::new(rng, (12, 3000), |rng, _| any(rng, 3000));
+        let mut batch = SampleBatch::default();
+        for index in 0..data.batch.len() {
+            let mask: Vec<u32> = (0..94).map(|word| u32::from(word % 16 == index)).collect();
+            batch.push(*data.batch.row(index).0, [], Some(&mask));
+        }
+        data.batch = batch;
+        data
+    };
+    cases.add(
+        of("a mask of few of 3000"),
+        make,
+        implementations!(tokens, tokens_formula),
+    );
     let make = |rng: &mut Rng| {
         let dim = 70;
-        let mut data = Rows::new(rng, (12, dim), |_, index| match index % 2 {
-            0 => WARM,
-            _ => RowSampling {
-                top_k: 3,
-                top_p: 0.9,
-                min_p: 0.1,
-                ..WARM
-            },
+        let mut data = Rows::new(rng, (12, dim), |_, index| RowSampling {
+            logprobs: Some(4),
+            ..match index % 2 {
+                0 => WARM,
+                _ => RowSampling {
+                    top_k: 3,
+                    top_p: 0.9,
+                    min_p: 0.1,
+                    ..WARM
+                },
+            }
         });
         for row in 0..2 {
             let mut set =

@@ -13,7 +13,7 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
@@ -215,7 +215,8 @@ impl Modules {
     /// Begins to load the files that nearly every model needs.
     ///
     /// # Errors
-    /// Where NVRTC is not there, or does not compile for this device. Only the shortest file is waited for.
+    /// Where NVRTC is not there, or does not compile for this device. Only the shortest file is waited for; where it fails, all that were
+    /// begun.
     pub(super) fn open(
         driver: &Arc<Driver>,
         capability: (i32, i32),
@@ -356,27 +357,34 @@ fn file_name(
     format!("{name}-sm_{architecture}-nvrtc{major}.{minor}-{hash:016x}")
 }
 
-/// A kept file without the hash of its bytes at its end; none where that is another.
+/// A kept file without the hash at its end; none where that is another.
 fn read_kept(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let end = bytes.len().checked_sub(8)?;
-    let hash = hash_of(&bytes[..end]).to_le_bytes();
+    let hash = hash_of(path, &bytes[..end]).to_le_bytes();
     (bytes[end..] == hash).then(|| {
         bytes.truncate(end);
         bytes
     })
 }
 
-fn hash_of(bytes: &[u8]) -> u64 {
+/// Of what a file is called and has: the name says what it was compiled from.
+fn hash_of(path: &Path, bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
+    path.file_name().hash(&mut hasher);
     bytes.hash(&mut hasher);
     hasher.finish()
 }
 
 /// Keeps a file for the next start. Where that is not possible, it is compiled again then.
 fn keep(path: &Path, cubin: &[u8]) {
-    let whole = [cubin, &hash_of(cubin).to_le_bytes()].concat();
-    let beside = path.with_extension(format!("tmp{}", std::process::id()));
+    // Two devices of a process may compile the same file.
+    static KEPT: AtomicUsize = AtomicUsize::new(0);
+    let whole = [cubin, &hash_of(path, cubin).to_le_bytes()].concat();
+    let number = KEPT.fetch_add(1, Ordering::Relaxed);
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}-{number}.tmp", std::process::id()));
+    let beside = PathBuf::from(beside);
     let written = path
         .parent()
         .map_or(Ok(()), fs::create_dir_all)

@@ -51,7 +51,7 @@ impl Shared {
         }
     }
 
-    /// A kernel by its file and name, which no other kernel has; the first one of a file compiles it, if need be.
+    /// A kernel by its file and name, which no other kernel has. Its file is waited for, and loaded if nobody has begun to.
     pub(super) fn function(&self, (file, name): (KernelFile, &'static str)) -> Result<Function> {
         let mut functions = lock(&self.functions);
         if let Some(function) = functions.get(name) {

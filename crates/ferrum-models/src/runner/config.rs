@@ -1,6 +1,6 @@
 //! [`RunnerConfig`]: the sizes that a runner allocates for.
 
-use super::graphs::captured_queries;
+use super::graphs::{MAX_QUERIES, captured_queries};
 use ferrum_types::{Error, Result};
 
 /// How the KV pool is cut into blocks.
@@ -61,7 +61,10 @@ impl RunnerConfig {
     /// Rows of logits of a step in which each of `seqs` sequences has so many drafted tokens, filled up as devices that capture steps
     /// have it.
     pub fn rows_with_drafts(seqs: usize, drafts: usize) -> usize {
-        seqs.saturating_mul(captured_queries(drafts.saturating_add(1)))
+        let queries = drafts.saturating_add(1);
+        // Longer ones are not captured.
+        let filled = Some(captured_queries(queries)).filter(|&filled| filled <= MAX_QUERIES);
+        seqs.saturating_mul(filled.unwrap_or(queries))
     }
 
     pub(super) fn max_blocks_per_seq(&self) -> usize {
@@ -104,8 +107,8 @@ mod tests {
     /// Drafts are filled up to a power of two, or such steps would not be captured.
     #[test]
     fn rows_have_room_for_captured_drafts() {
-        let found = [(1, 0), (16, 0), (16, 1), (16, 4), (16, 5), (3, 8)]
+        let found = [(1, 0), (16, 0), (16, 1), (16, 4), (16, 5), (3, 8), (3, 33)]
             .map(|(seqs, drafts)| RunnerConfig::rows_with_drafts(seqs, drafts));
-        assert_eq!(found, [1, 16, 32, 80, 144, 27]);
+        assert_eq!(found, [1, 16, 32, 80, 144, 27, 102]);
     }
 }

@@ -188,9 +188,9 @@ impl MediaFetcher {
         let place = timeout_at(shared.deadline, self.places.acquire()).await;
         // The semaphore is never closed.
         let _place = place.map_err(|_| ApiError::many_fetches())?;
-        // What is left behind other fetches, in tenths of a second.
+        // The time that waiting for other fetches leaves, in tenths of a second.
         let time = shared.deadline.saturating_duration_since(Instant::now());
-        let time = Duration::from_millis(100).mul_f64((time.as_secs_f64() * 10.0).ceil());
+        let time = Duration::from_millis(100).mul_f64((time.as_secs_f64() * 10.0).ceil().max(1.0));
         let work = async {
             let response = self.request(target).await?;
             self.read(target, response, &shared.room).await

@@ -61,7 +61,9 @@ impl Placement {
         });
         // The error does not say which of several devices it was: of those of this backend, that with the least room.
         let room = |(plan, memory): &(MemoryPlan, Option<DeviceMemory>)| {
-            memory.map(|memory| i128::from(memory.free) - i128::from(plan.peak()))
+            memory.map_or(i128::MAX, |memory| {
+                i128::from(memory.free) - i128::from(plan.peak())
+            })
         };
         let reason = match with_memory.min_by_key(room) {
             Some((plan, memory)) => {

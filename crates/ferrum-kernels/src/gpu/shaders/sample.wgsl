@@ -159,8 +159,8 @@ fn sort_list(lane: u32, count: u32) {
 
 // Lists the most likely tokens in their order, `least` of them if there are so many, and others that may be as likely; gives how many, more
 // than LIST where there is no room for all, and no list. So many of the best tokens of parts are at least as large as one of them,
-// and hence as many tokens.
-fn list_best(lane: u32, least: u32) -> u32 {
+// and hence as many tokens. Tokens of keys below `least_key` are not listed.
+fn list_best(lane: u32, least: u32, least_key: u32) -> u32 {
     workgroupBarrier();
     for (var part = lane; part < PARTS; part += LANES) {
         var most = 0u;
@@ -172,8 +172,7 @@ fn list_best(lane: u32, least: u32) -> u32 {
     sort_list(lane, PARTS);
     if lane == 0u {
         atomicStore(&listed, 0u);
-        // What is no number has key 0.
-        found.y = max(list[min(least, PARTS) - 1u].x, 1u);
+        found.y = max(list[min(least, PARTS) - 1u].x, least_key);
     }
     let bound = workgroupUniformLoad(&found).y;
     for (var i = lane; i < p.vocab; i += LANES) {
@@ -369,7 +368,8 @@ fn draw_from_list(lane: u32, count: u32, draw: Draw, all_mass: f32) -> vec2<u32>
                 sum += weights[i];
             }
         }
-        found = vec2<u32>(list[chosen].y, u32(reaches));
+        // Of an empty list, which only a row of nothing possible has, nothing is a token.
+        found = vec2<u32>(min(list[chosen].y, p.vocab - 1u), u32(reaches));
     }
     return workgroupUniformLoad(&found);
 }
@@ -440,7 +440,8 @@ fn main(at: Place) {
         temperature = bitcast<f32>(want[0]);
         var count = LIST + 1u;
         if want[9] > 1u {
-            count = list_best(lane, want[9] - 1u);
+            // What is no number has key 0.
+            count = list_best(lane, want[9] - 1u, 1u);
         }
         if count <= LIST {
             for (var n = 1u + lane; n < want[9]; n += LANES) {
@@ -518,18 +519,20 @@ fn main(at: Place) {
             least_key,
             unit,
         );
-        // As many parts have about 590 tokens that are so likely; the list has room for them.
+        // Of 256 parts, 230 have about 590 tokens as likely as that, and 245 have 800: more may have no room.
+        let most = select(245u, PARTS, p.vocab <= PARTS);
         var least = select(230u, PARTS, p.vocab <= PARTS);
         if by_k {
             least = want[1];
         }
         var is_drawn = false;
-        if (by_k || by_p) && least <= PARTS {
+        if (by_k || by_p) && least <= most {
             var all_mass = 0.0;
             if !by_k {
                 all_mass = mass_from(lane, 0u);
             }
-            let count = list_best(lane, least);
+            // What is impossible weighs nothing, and may be nearly all.
+            let count = list_best(lane, least, LOWEST_KEY + 1u);
             if count <= LIST {
                 let drawn = draw_from_list(lane, count, draw, all_mass);
                 token = drawn.x;
