@@ -344,16 +344,19 @@ fn a_cache_fits_what_is_free() {
         panic!("there is room for {} bytes of KV", plan.kv);
     };
     assert_eq!(backend, "cuda");
-    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30));
+    let size = |bytes: u64| match bytes >> 30 {
+        0 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    };
     for expected in [
-        format!("takes {} for weights", gib(plan.weights)),
+        format!("takes {} for weights", size(plan.weights)),
         format!(
             "{} for a KV cache of {} tokens",
-            gib(plan.kv),
+            size(plan.kv),
             too_many.cache_tokens()
         ),
-        format!("{} for activations", gib(plan.scratch)),
-        format!("before it {} of 8.00 GiB were free", gib(before)),
+        format!("{} for activations", size(plan.scratch)),
+        format!("before it {} of 8.00 GiB were free", size(before)),
         "hint: lower --context or --kv-tokens".into(),
     ] {
         assert!(reason.contains(&expected), "{expected:?} in {reason}");
