@@ -58,6 +58,11 @@ fn a_step_is_waited_for_once() {
         );
         // Whether pinned memory is free again is asked without waiting, and sometimes it is not.
         let most = steps + steps / 2;
-        assert!(waits <= most, "{name}: {waits} waits in {steps} steps");
+        println!("{name}: {waits} waits in {steps} steps");
+        // And some are counted at all.
+        assert!(
+            waits >= steps / 2 && waits <= most,
+            "{name}: {waits} waits in {steps} steps"
+        );
     }
 }

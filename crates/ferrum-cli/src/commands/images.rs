@@ -55,7 +55,7 @@ impl<'a> Images<'a> {
                 .any(|scheme| text.starts_with(scheme))
             {
                 return Err(Failure::new(
-                    "--image: found a URL, expected a file\nhint: download the image first, or ask a server for it (ferrum serve --help)",
+                    "--image: found a URL, expected a file\nhint: download the image first; requests to `ferrum serve --allowed-media-domains HOST` may name URLs",
                 ));
             }
             Ok((path, input::read_bytes(path, MAX_FILE)?))

@@ -50,6 +50,7 @@ macro_rules! sources {
         pub(super) enum KernelFile {
             $(#[doc = $file] $module,)*
         }
+        /// All there are.
         static FILES: &[KernelFile] = &[$(KernelFile::$module,)*];
 
         /// All files, in the order of [`KernelFile`].

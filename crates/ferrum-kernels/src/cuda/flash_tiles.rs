@@ -66,80 +66,40 @@ macro_rules! names {
 pub(super) type Pair = [Tiles; 2];
 
 pub(super) static NARROW: Pair = [
-    Tiles {
-        warps: [4, 1],
-        keys: 64,
-        widest: 128,
-        resident: 3,
-        form: Form::Warp,
-        names: names!("flash", "64x128"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 64,
-        widest: 128,
-        resident: 4,
-        form: Form::Warp,
-        names: names!("flash", "16x128"),
-    },
+    of_warps([4, 1], [64, 128], 3, names!("flash", "64x128")),
+    of_warps([1, 4], [64, 128], 4, names!("flash", "16x128")),
 ];
 
 pub(super) static WIDE: Pair = [
-    Tiles {
-        warps: [4, 2],
-        keys: 32,
-        widest: 256,
-        resident: 1,
-        form: Form::Warp,
-        names: names!("flash", "64x256"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 32,
-        widest: 256,
-        resident: 3,
-        form: Form::Warp,
-        names: names!("flash", "16x256"),
-    },
+    of_warps([4, 2], [32, 256], 1, names!("flash", "64x256")),
+    of_warps([1, 4], [32, 256], 3, names!("flash", "16x256")),
 ];
 
 pub(super) static WIDEST: Pair = [
-    Tiles {
-        warps: [2, 4],
-        keys: 32,
-        widest: 512,
-        resident: 1,
-        form: Form::Warp,
-        names: names!("flash", "32x512"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 32,
-        widest: 512,
-        resident: 2,
-        form: Form::Warp,
-        names: names!("flash", "16x512"),
-    },
+    of_warps([2, 4], [32, 512], 1, names!("flash", "32x512")),
+    of_warps([1, 4], [32, 512], 2, names!("flash", "16x512")),
 ];
 
 pub(super) static LATENT: Pair = [
-    Tiles {
-        warps: [4, 2],
-        keys: 32,
-        widest: 512,
-        resident: 1,
-        form: Form::Warp,
-        names: names!("latent", "64x512"),
-    },
-    Tiles {
-        warps: [1, 4],
-        keys: 32,
-        widest: 512,
-        resident: 2,
-        form: Form::Warp,
-        names: names!("latent", "16x512"),
-    },
+    of_warps([4, 2], [32, 512], 1, names!("latent", "64x512")),
+    of_warps([1, 4], [32, 512], 2, names!("latent", "16x512")),
 ];
+
+const fn of_warps(
+    warps: [usize; 2],
+    [keys, widest]: [usize; 2],
+    resident: usize,
+    names: [&'static str; 5],
+) -> Tiles {
+    Tiles {
+        warps,
+        keys,
+        widest,
+        resident,
+        form: Form::Warp,
+        names,
+    }
+}
 
 /// Devices from here on have less shared memory than tiles of 64 latent rows of 512 take: `LATENT_KERNEL` of `kernels/flash.cuh`.
 const WITHOUT_MANY_LATENT: (i32, i32) = (12, 0);
