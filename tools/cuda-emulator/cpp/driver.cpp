@@ -256,13 +256,15 @@ CUresult cuModuleGetFunction(Function** out, ModuleHandle* handle, const char* n
         std::vector<void (*)(void**)> entries;
         for (Image& image : images) entries.push_back(reinterpret_cast<void (*)(void**)>(dlsym(image.handle, call.c_str())));
         auto* of_sizes = reinterpret_cast<unsigned (*)(const unsigned**)>(dlsym(images[0].handle, sizes.c_str()));
-        if (!entries[0] || !of_sizes) {
+        std::string threads = std::string("emulator_threads_") + name;
+        auto* max_threads = reinterpret_cast<unsigned (*)()>(dlsym(images[0].handle, threads.c_str()));
+        if (!entries[0] || !of_sizes || !max_threads) {
             handle->functions.erase(name);
             return fail(NOT_FOUND, std::string("the module has no kernel ") + name);
         }
         const unsigned* all;
         unsigned count = of_sizes(&all);
-        found = new Function{handle->module, name, std::move(entries), {all, all + count}, 48 << 10, {}};
+        found = new Function{handle->module, name, std::move(entries), {all, all + count}, max_threads(), 48 << 10, {}};
         driver().functions.insert(found);
     }
     *out = found;
@@ -311,6 +313,8 @@ CUresult cuLaunchKernelEx(const LaunchConfig* config, Function* function, void**
     bool grid = what.grid.count() && config->gx <= INT32_MAX && config->gy <= 65535 && config->gz <= 65535;
     if (extra || !grid || !threads || threads > 1024 || config->bz > 64)
         return fail(INVALID_VALUE, function->name + ": a grid or block that no card takes");
+    if (threads > function->max_threads)
+        return fail(INVALID_VALUE, function->name + ": more threads in a block than its launch bounds allow");
     if (config->shared > function->max_dynamic_shared)
         return fail(LAUNCH_OUT_OF_RESOURCES, function->name + ": more dynamic shared memory than was asked for");
     for (size_t i = 0; i < function->sizes.size(); i++) {

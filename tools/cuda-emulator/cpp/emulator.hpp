@@ -138,6 +138,8 @@ struct Function {
     // In each image of the module.
     std::vector<void (*)(void**)> calls;
     std::vector<unsigned> sizes;
+    // Of a block, by the launch bounds of the kernel.
+    unsigned max_threads;
     size_t max_dynamic_shared = 48 << 10;
     Counters counters;
 };

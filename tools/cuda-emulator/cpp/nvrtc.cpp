@@ -41,18 +41,22 @@ bool exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 // What macros cannot do, on the text that the preprocessor has left.
 std::string translate(const std::string& text) {
     static const std::regex dynamic(R"(extern\s+__emulator_shared__\s+([A-Za-z_0-9 ]+?)\s+([A-Za-z_0-9]+)\s*\[\s*\]\s*;)");
-    static const std::regex kernel(R"(__emulator_global__\s+void\s+([A-Za-z_0-9]+)\s*\()");
-    static const std::regex shared("__emulator_shared__"), global("__emulator_global__");
+    // The first bound is that of threads; it is none of calls.
+    static const std::regex kernel(R"(__emulator_global__\s+void\s+(?:__emulator_bounds__\s*\(([^(),]*)[^()]*\)\s*)?([A-Za-z_0-9]+)\s*\()");
+    static const std::regex shared("__emulator_shared__"), global("__emulator_global__"), bounds(R"(__emulator_bounds__\s*\([^()]*\))");
     std::string entries;
     for (std::sregex_iterator at(text.begin(), text.end(), kernel), end; at != end; ++at) {
-        std::string name = (*at)[1];
+        std::string name = (*at)[2], threads = (*at)[1].matched ? std::string((*at)[1]) : "1024";
         entries += "\nextern \"C\" __attribute__((no_sanitize(\"thread\"))) void emulator_kernel_" + name +
                    "(void** params) { emulator::call(" + name + ", params); }\n" +
                    "extern \"C\" __attribute__((no_sanitize(\"thread\"))) unsigned emulator_sizes_" + name +
-                   "(const unsigned** out) { return emulator::sizes(" + name + ", out); }\n";
+                   "(const unsigned** out) { return emulator::sizes(" + name + ", out); }\n" +
+                   "extern \"C\" __attribute__((no_sanitize(\"thread\"))) unsigned emulator_threads_" + name +
+                   "() { return " + threads + "; }\n";
     }
     std::string out = std::regex_replace(text, dynamic, "$1* $2 = static_cast<$1*>(emulator_dynamic_shared());");
     out = std::regex_replace(out, shared, "static __attribute__((section(\"cuda_shared\"), aligned(16)))");
+    out = std::regex_replace(out, bounds, "");
     return std::regex_replace(out, global, "") + entries;
 }
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-// The stand-in's NVRTC finds kernels and shared variables by these words, and replaces them.
+// The stand-in's NVRTC finds kernels, what bounds their blocks and shared variables by these words, and replaces them.
 #define __global__ __emulator_global__
 #define __shared__ __emulator_shared__
 #define __device__
@@ -17,7 +17,7 @@
 #define __constant__ static const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(...)
+#define __launch_bounds__(...) __emulator_bounds__(__VA_ARGS__)
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __align__(n) alignas(n)

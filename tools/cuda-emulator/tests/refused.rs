@@ -90,16 +90,19 @@ fn launches_fit_what_a_card_takes() {
             "more dynamic shared memory",
         ),
     );
-    let function = device.function("unwritten_memory");
+    let (function, bounded) = (
+        device.function("unwritten_memory"),
+        device.function("bounded"),
+    );
     let (x, out) = (device.upload(&[1f32; 1024]), device.alloc(4096));
     let mut args = [out, x];
     let mut places = args
         .each_mut()
         .map(|arg| std::ptr::from_mut(arg).cast::<c_void>());
-    let mut launch = |grid: [u32; 3], block: [u32; 3], shared| {
+    let mut launch_of = |function, grid: [u32; 3], block: [u32; 3], shared| {
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         let places = places.as_mut_ptr();
-        // SAFETY: the kernel has these parameters.
+        // SAFETY: both kernels have these parameters.
         unsafe {
             sys::cuLaunchKernel(
                 function,
@@ -116,6 +119,13 @@ fn launches_fit_what_a_card_takes() {
             )
         }
     };
+    refused(
+        launch_of(bounded, [1; 3], [65, 1, 1], 0),
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        "than its launch bounds allow",
+    );
+    ok(launch_of(bounded, [1; 3], [64, 1, 1], 0));
+    let mut launch = |grid, block, shared| launch_of(function, grid, block, shared);
     for (grid, block) in [
         ([1, 1, 1], [1025, 1, 1]),
         ([1, 1, 1], [32, 33, 1]),
