@@ -482,8 +482,8 @@ impl<B: Backend> Adapters<B> {
         wanted.find(|id| !self.loaded.contains_key(id)).copied()
     }
 
-    /// Cuts a batch into runs.
-    pub(crate) fn plan(&mut self, batch: &StepBatch) {
+    /// Cuts a batch into runs; where it is filled up to so many rows, whose adapter is that of all others, they are one.
+    pub(crate) fn plan(&mut self, batch: &StepBatch, filled: Option<usize>) {
         self.runs.clear();
         for (seq, adapter) in batch.adapters.iter().enumerate() {
             let (Some(adapter), rows) = (*adapter, batch.rows(seq)) else {
@@ -496,6 +496,9 @@ impl<B: Backend> Adapters<B> {
                 _ if rows.is_empty() => {}
                 _ => self.runs.push(Run { adapter, rows }),
             }
+        }
+        if let (Some(rows), Some(run)) = (filled, self.runs.last_mut()) {
+            run.rows.end = rows;
         }
     }
 

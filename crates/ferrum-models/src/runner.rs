@@ -193,7 +193,7 @@ impl<B: LlmBackend> DecoderRunner<B> {
         if !batch.tokens.is_empty() {
             self.run_earlier(batch, &mut output)?;
             self.stage.pack(batch)?;
-            rows.padding = self.stage.layout.padding;
+            rows.padding = self.stage.layout.logit_padding(batch);
             self.pack_wanted(batch, wanted, rows)?;
             // What the step before chose goes among the tokens that are uploaded here.
             self.send()?;

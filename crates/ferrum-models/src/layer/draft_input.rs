@@ -77,17 +77,21 @@ impl<B: Backend> DraftBuffers<B> {
         })
     }
 
-    /// Uploads the hidden states of a step.
+    /// Uploads the hidden states of a step of so many tokens, and zeros for those that fill it up.
     pub(crate) fn write(
         &mut self,
         ctx: &mut B::Context,
         features: &[f32],
         source: FeatureSource,
+        (tokens, padding): (usize, usize),
     ) -> Result<()> {
         self.source = source;
-        let staging = &mut self.staging[..features.len()];
+        let filled = features.len() / tokens.max(1) * padding;
+        let staging = &mut self.staging[..features.len() + filled];
+        let features = features.iter().copied();
+        let features = features.chain(std::iter::repeat_n(0.0, filled));
         for (to, x) in staging.iter_mut().zip(features) {
-            *to = B::Act::from_f32(*x);
+            *to = B::Act::from_f32(x);
         }
         B::write(ctx, &mut self.features, 0, staging)
     }

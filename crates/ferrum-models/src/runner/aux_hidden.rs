@@ -17,6 +17,8 @@ struct AuxHidden<B: Backend> {
     /// The rows, `[count]`.
     rows: B::Buffer<i32>,
     count: usize,
+    /// How many of them are wanted; others fill up a captured step.
+    wanted: usize,
     /// `[count, hidden]`.
     out: AuxBuffer<B>,
 }
@@ -32,6 +34,7 @@ impl<B: Backend> AuxHidden<B> {
             point,
             rows: device.alloc(rows)?,
             count: 0,
+            wanted: 0,
             out: match point {
                 AuxHiddenPoint::Layer(_) => AuxBuffer::Stream(device.alloc(rows * dim)?),
                 AuxHiddenPoint::FinalNorm => AuxBuffer::Normed(device.alloc(rows * dim)?),
@@ -67,14 +70,16 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
         }
     }
 
-    /// Packs which rows are wanted at those places that the stage `has`.
+    /// Packs which rows are wanted at those places that the stage `has`, filled up to `filled` rows. Returns whether a buffer is
+    /// another one now.
     pub(super) fn pack(
         &mut self,
         device: &B,
-        batch: &StepBatch,
+        (batch, filled): (&StepBatch, usize),
         has: impl Fn(AuxHiddenPoint) -> bool,
         packed: &mut PackedStep,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut grown = false;
         for aux in batch.aux_hidden.iter().filter(|aux| has(aux.point)) {
             if !self.all.iter().any(|own| own.point == aux.point) {
                 self.all
@@ -83,17 +88,26 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
         }
         for own in &mut self.all {
             let rows = batch.aux_hidden.iter().filter(|aux| aux.point == own.point);
-            own.count = packed.push_with(|ints| ints.extend(rows.map(|aux| aux.row as i32)));
+            let rows = rows.map(|aux| aux.row as i32);
+            own.wanted = rows.clone().count();
+            let padding = match own.wanted {
+                0 => 0,
+                wanted => filled.saturating_sub(wanted),
+            };
+            let rows = rows.chain(std::iter::repeat_n(0, padding));
+            own.count = packed.push_with(|ints| ints.extend(rows));
             if own.count > own.rows.len() {
                 // Some row is wanted more than once.
-                let count = own.count;
+                let AuxHidden { count, wanted, .. } = *own;
                 *own = AuxHidden {
                     count,
+                    wanted,
                     ..AuxHidden::alloc(device, own.point, count, self.dim)?
                 };
+                grown = true;
             }
         }
-        Ok(())
+        Ok(grown)
     }
 
     /// What the packed rows go to, in order.
@@ -166,7 +180,7 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
         let dim = self.dim;
         for aux in self.all.iter().filter(|aux| aux.count > 0) {
             let values = &mut self.values;
-            values.resize(aux.count * dim, 0.0);
+            values.resize(aux.wanted * dim, 0.0);
             match &aux.out {
                 AuxBuffer::Stream(out) => read_floats::<B, _>(ctx, (out, 0), residual, values)?,
                 AuxBuffer::Normed(out) => read_floats::<B, _>(ctx, (out, 0), activations, values)?,
@@ -189,7 +203,7 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
     ) -> Result<Vec<PendingAuxHidden<B>>> {
         let wanted = self.all.iter().filter(|aux| aux.count > 0);
         let begun = wanted.map(|aux| {
-            let len = aux.count * self.dim;
+            let len = aux.wanted * self.dim;
             let (mut stream, mut normed) = (None, None);
             match &aux.out {
                 AuxBuffer::Stream(out) => stream = begin_floats::<B, _>(ctx, (out, 0), len)?,

@@ -5,12 +5,15 @@
 //! a row depend on that row alone, they change no result. Where nothing is captured, a step has the rows that it has.
 
 use super::config::{KvLayout, RunnerConfig};
-use crate::batch::StepBatch;
+use crate::batch::{AuxHiddenPoint, FeatureSource, StepBatch};
 use ferrum_kernels::{BackendGraph, BatchShape, GraphKey, GraphRun};
-use ferrum_types::Result;
+use ferrum_types::{AdapterId, Result};
 
 /// Graphs that are kept; whichever was not used for longest makes room.
 const MAX_GRAPHS: usize = 64;
+
+/// Kinds of steps that are told apart; then all graphs are forgotten.
+const MAX_KINDS: usize = 256;
 
 /// Most tokens of a sequence in a captured step: one, and a draft.
 pub(super) const MAX_QUERIES: usize = 17;
@@ -51,13 +54,21 @@ impl StepLayout {
     pub(super) fn captured(batch: &StepBatch, config: &RunnerConfig) -> Self {
         let exact = Self::exact(batch, config);
         let shape = exact.shape;
-        // What adapters add depends on which rows want them, which no key says.
-        let plain = batch.hidden_rows.is_empty()
-            && batch.aux_hidden.is_empty()
-            && batch.images.is_empty()
-            && batch.adapters.iter().all(Option::is_none);
-        let decodes = batch.logit_rows.len() == shape.tokens && shape.tokens > 0;
-        if !plain || !decodes || shape.max_query_len > MAX_QUERIES {
+        // Which rows want which adapter says no key, only that all want one.
+        let plain = batch.hidden_rows.is_empty() && batch.images.is_empty();
+        let alike = plain && batch.adapters.windows(2).all(|pair| pair[0] == pair[1]);
+        // A draft head reads all tokens that were accepted, and guesses what comes after the last.
+        let decodes = match batch.logit_rows.len() {
+            0 => false,
+            rows => rows == shape.tokens || !batch.features.is_empty(),
+        };
+        let kind = StepKind::of(batch);
+        let counts = kind.aux_hidden.iter().map(|point| {
+            let rows = batch.aux_hidden.iter().filter(|aux| aux.point == *point);
+            rows.count()
+        });
+        let once = counts.max().unwrap_or(0) <= shape.tokens;
+        if !alike || !decodes || !once || shape.max_query_len > MAX_QUERIES {
             return exact;
         }
         let (seqs, queries) = (
@@ -85,15 +96,50 @@ impl StepLayout {
         }
     }
 
-    /// Steps with equal keys record the same ops over the same buffers, if `chosen` is the same: whether tokens are
-    /// chosen among them.
-    fn key(&self, chosen: bool) -> GraphKey {
+    /// Rows with logits that fill up those of a batch.
+    pub(super) fn logit_padding(&self, batch: &StepBatch) -> usize {
+        match self.captured {
+            true => self.shape.tokens - batch.logit_rows.len(),
+            false => 0,
+        }
+    }
+
+    /// Steps with equal keys record the same ops over the same buffers, if `kind`, an index, and `chosen` are the same: whether
+    /// tokens are chosen among them.
+    fn key(&self, kind: usize, chosen: bool) -> GraphKey {
         let shape = self.shape;
-        // Sizes are far below 2²⁰; the length is a power of two.
+        // Tokens of a sequence and kinds are below 2⁸, other sizes far below 2²⁰; the length is a power of two.
         (shape.tokens as u64) << 40
+            | (kind as u64) << 24
             | (shape.max_query_len as u64) << 16
             | u64::from(shape.max_kv_len.ilog2()) << 8
             | u64::from(chosen)
+    }
+}
+
+/// What the ops of a captured step depend on beside its sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StepKind {
+    /// That of all sequences.
+    adapter: Option<AdapterId>,
+    /// Where hidden states of some rows are wanted.
+    aux_hidden: Vec<AuxHiddenPoint>,
+    features: FeatureSource,
+}
+
+impl StepKind {
+    pub(super) fn of(batch: &StepBatch) -> Self {
+        let mut aux_hidden = Vec::new();
+        for aux in &batch.aux_hidden {
+            if !aux_hidden.contains(&aux.point) {
+                aux_hidden.push(aux.point);
+            }
+        }
+        Self {
+            adapter: batch.adapters.first().copied().flatten(),
+            aux_hidden,
+            features: batch.feature_source,
+        }
     }
 }
 
@@ -164,7 +210,11 @@ pub struct GraphCounts {
 pub(super) struct Graphs {
     /// Keys, the one that was used last at the end.
     held: Vec<GraphKey>,
+    /// By index, as keys have it.
+    kinds: Vec<StepKind>,
     counts: GraphCounts,
+    /// Whether something that graphs stand on is gone.
+    stale: bool,
 }
 
 impl Graphs {
@@ -179,10 +229,18 @@ impl Graphs {
     pub(super) fn run<B: BackendGraph>(
         &mut self,
         ctx: &mut B::Context,
-        (layout, chosen): (&StepLayout, bool),
+        (layout, kind, chosen): (&StepLayout, StepKind, bool),
         body: &mut dyn FnMut(&mut B::Context) -> Result<()>,
     ) -> Result<()> {
-        let key = layout.key(chosen);
+        if self.stale || self.kinds.len() == MAX_KINDS && !self.kinds.contains(&kind) {
+            self.reset::<B>(ctx)?;
+        }
+        let known = self.kinds.iter().position(|other| *other == kind);
+        let kind = known.unwrap_or_else(|| {
+            self.kinds.push(kind);
+            self.kinds.len() - 1
+        });
+        let key = layout.key(kind, chosen);
         match self.held.iter().rposition(|held| *held == key) {
             Some(at) => self.held[at..].rotate_left(1),
             None => {
@@ -210,7 +268,14 @@ impl Graphs {
     pub(super) fn reset<B: BackendGraph>(&mut self, ctx: &mut B::Context) -> Result<()> {
         self.counts.reset += self.held.len() as u64;
         self.held.clear();
+        self.kinds.clear();
+        self.stale = false;
         B::reset_all_graphs(ctx)
+    }
+
+    /// The same before the next step that is captured or replayed.
+    pub(super) fn reset_later(&mut self) {
+        self.stale = true;
     }
 }
 
@@ -234,6 +299,41 @@ mod tests {
         }
     }
 
+    fn kind(adapter: u32) -> StepKind {
+        StepKind {
+            adapter: Some(AdapterId(adapter)),
+            aux_hidden: Vec::new(),
+            features: FeatureSource::Target,
+        }
+    }
+
+    #[test]
+    fn kinds_have_graphs_of_their_own() {
+        let device = Minimal::default();
+        let mut ctx = device.new_context().unwrap();
+        let mut graphs = Graphs::default();
+        let mut replays = |graphs: &mut Graphs, adapter| {
+            let before = graphs.counts().replayed;
+            let step = (&layout(1), kind(adapter), true);
+            graphs
+                .run::<Minimal>(&mut ctx, step, &mut |_| Ok(()))
+                .unwrap();
+            graphs.counts().replayed > before
+        };
+        assert!(!replays(&mut graphs, 0) && !replays(&mut graphs, 1));
+        assert!(replays(&mut graphs, 0) && replays(&mut graphs, 1));
+        // What they stand on is gone.
+        graphs.reset_later();
+        assert!(!replays(&mut graphs, 1) && replays(&mut graphs, 1));
+        assert_eq!((graphs.counts().held, graphs.counts().reset), (1, 2));
+        // There is one number for each kind of those that are told apart.
+        for adapter in 0..3 * MAX_KINDS as u32 {
+            assert_eq!(replays(&mut graphs, adapter), adapter == 1, "{adapter}");
+            assert!(replays(&mut graphs, adapter), "{adapter}");
+            assert!(graphs.kinds.len() <= MAX_KINDS);
+        }
+    }
+
     #[test]
     fn the_oldest_graphs_make_room() {
         let device = Minimal::default();
@@ -242,7 +342,8 @@ mod tests {
         let mut run = |graphs: &mut Graphs, tokens| {
             let layout = layout(tokens);
             let before = graphs.counts();
-            let ran = graphs.run::<Minimal>(&mut ctx, (&layout, true), &mut |_| Ok(()));
+            let step = (&layout, kind(0), true);
+            let ran = graphs.run::<Minimal>(&mut ctx, step, &mut |_| Ok(()));
             ran.unwrap();
             graphs.counts().replayed - before.replayed
         };
@@ -261,7 +362,7 @@ mod tests {
         graphs.reset::<Minimal>(&mut ctx).unwrap();
         assert_eq!(graphs.counts().held, 0);
         assert_eq!(graphs.counts().reset, 2 + MAX_GRAPHS as u64);
-        let failed = graphs.run::<Minimal>(&mut ctx, (&layout(1), true), &mut |_| {
+        let failed = graphs.run::<Minimal>(&mut ctx, (&layout(1), kind(0), true), &mut |_| {
             Err(Error::invalid("step", "it fails"))
         });
         assert!(failed.is_err());
@@ -288,7 +389,9 @@ mod tests {
         let mut count = 0;
         for (tokens, max_query_len) in [(8, 1), (16, 1), (16, 2), (34, 17), (34, 2)] {
             for max_kv_len in [1024, 4096] {
-                for chosen in [false, true] {
+                let kinds = [0, 1, MAX_KINDS - 1];
+                let steps = kinds.map(|kind| [(kind, false), (kind, true)]);
+                for (kind, chosen) in steps.into_iter().flatten() {
                     let shape = BatchShape {
                         tokens,
                         max_query_len,
@@ -299,7 +402,7 @@ mod tests {
                         shape,
                         ..StepLayout::default()
                     };
-                    keys.insert(layout.key(chosen));
+                    keys.insert(layout.key(kind, chosen));
                     count += 1;
                 }
             }

@@ -24,9 +24,8 @@ impl<B: LlmBackend> DecoderRunner<B> {
         };
         let wanted = of_kind(is_token).chain(of_kind(is_logits));
         let wanted = wanted.chain(&batch.hidden_rows).map(|&row| row as i32);
-        let (first, padding) = (batch.tokens.len(), rows.padding);
-        let packed = &mut self.stage.packed;
-        packed.push(wanted.chain((first..first + padding).map(|row| row as i32)));
+        let padding = std::iter::repeat_n(0, rows.padding);
+        self.stage.packed.push(wanted.chain(padding));
         self.pack_sampling(rows)
     }
 

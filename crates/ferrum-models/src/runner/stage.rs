@@ -7,7 +7,7 @@ use super::aux_hidden::AuxHiddenStates;
 use super::caches::{CacheIndex, StageCaches};
 use super::config::RunnerConfig;
 use super::floats::{read_floats, room};
-use super::graphs::{Graphs, MAX_QUERIES, StepLayout, max_slots, reserved_blocks};
+use super::graphs::{Graphs, MAX_QUERIES, StepKind, StepLayout, max_slots, reserved_blocks};
 use super::upload::{self, PackedStep, TableCopy};
 use super::weights::BodyWeights;
 use crate::batch::{AuxHiddenPoint, StepBatch};
@@ -236,7 +236,8 @@ impl<B: LlmBackend> StageRunner<B> {
 
     /// Records a step between its copies of states.
     fn record(&mut self, batch: &StepBatch, chosen: bool, end: &mut StageEnd<'_, B>) -> Result<()> {
-        self.adapters.plan(batch);
+        let filled = self.layout.captured.then_some(self.layout.shape.tokens);
+        self.adapters.plan(batch, filled);
         let Self {
             ctx,
             spec,
@@ -269,7 +270,7 @@ impl<B: LlmBackend> StageRunner<B> {
             end(ctx, &step, scratch, aux_hidden)
         };
         match layout.captured {
-            true => graphs.run::<B>(ctx, (layout, chosen), &mut body),
+            true => graphs.run::<B>(ctx, (layout, StepKind::of(batch), chosen), &mut body),
             false => body(ctx),
         }
     }
@@ -293,12 +294,15 @@ impl<B: LlmBackend> StageRunner<B> {
     pub(super) fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter<B>) -> Result<()> {
         let (device, most) = (B::device(&self.ctx), self.config.max_tokens);
         let lora = &mut self.scratch.lora;
+        // Memory of the last one's size may be gone.
+        self.graphs.reset_later();
         self.adapters
             .insert(device, &self.spec, most, (id, adapter), lora)
     }
 
     /// Forgets an adapter; whether it was there.
     pub(super) fn unload_adapter(&mut self, id: AdapterId) -> bool {
+        self.graphs.reset_later();
         self.adapters.unload(id)
     }
 
@@ -397,7 +401,14 @@ impl<B: LlmBackend> StageRunner<B> {
             AuxHiddenPoint::FinalNorm => last,
         };
         let device = B::device(&self.ctx);
-        self.aux_hidden.pack(device, batch, has, packed)?;
+        let filled = if self.layout.captured {
+            shape.tokens
+        } else {
+            0
+        };
+        if self.aux_hidden.pack(device, (batch, filled), has, packed)? {
+            self.graphs.reset_later();
+        }
         match self.spec.depends_on_length() {
             true => self.upload_rope_rows(batch),
             false => Ok(()),
@@ -430,7 +441,11 @@ impl<B: LlmBackend> StageRunner<B> {
     /// Uploads the features of a batch, if it has some.
     pub(super) fn write_features(&mut self, batch: &StepBatch) -> Result<()> {
         match &mut self.draft {
-            Some(draft) => draft.write(&mut self.ctx, &batch.features, batch.feature_source),
+            Some(draft) => {
+                let (features, padding) = (&batch.features, self.layout.padding);
+                let rows = (batch.tokens.len(), padding);
+                draft.write(&mut self.ctx, features, batch.feature_source, rows)
+            }
             None => Ok(()),
         }
     }

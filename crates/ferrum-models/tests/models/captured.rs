@@ -6,13 +6,15 @@
 use crate::support::naive::{Attention, Naive, PLAIN, short_conv};
 use crate::support::{fixtures, open, staged_in};
 use ferrum_conformance::minimal::{Minimal, Uploads};
+use ferrum_formats::{LoraFolder, ModelSource};
 use ferrum_kernels::reference::{Mixed, Reference};
 use ferrum_kernels::{KvF32, LlmBackend, LogitAdjustment, RowSampling};
 use ferrum_models::{
-    CacheGroup, Dequantized, GraphCounts, KvLayout, LogitRows, Model, ModelRunner, Readback,
-    RowOutput, RunnerConfig, SeqStep, StepBatch, StepOutput, load_weights,
+    AuxHiddenPoint, AuxHiddenState, CacheGroup, Dequantized, DraftHead, FeatureSource, GraphCounts,
+    KvLayout, LogitRows, Model, ModelRunner, Readback, RowOutput, RunnerConfig, SeqStep, StepBatch,
+    StepOutput, load_draft_head, load_weights, read_eagle3, read_mtp,
 };
-use ferrum_types::{BlockId, StateSlot, TokenId};
+use ferrum_types::{AdapterId, BlockId, StateSlot, TokenId};
 use half::bf16;
 
 /// Computes as `Minimal` does, and captures nothing.
@@ -148,6 +150,28 @@ impl Pair {
         }
     }
 
+    /// Of a draft head.
+    fn of_head(head: &DraftHead, target: &Model) -> Self {
+        fn runner<B: LlmBackend>(
+            device: &B,
+            head: &DraftHead,
+            target: &Model,
+        ) -> ModelRunner<B, KvF32> {
+            type Form = Dequantized;
+            let weights = load_weights::<B, Form>(device, target, &mut |_, _| ()).unwrap();
+            let shared = weights.shared_tables();
+            let weights = load_draft_head::<B, Form>(device, head, target, shared).unwrap();
+            ModelRunner::new(device, head.spec().clone(), weights, CONFIG).unwrap()
+        }
+        let device = Minimal::default();
+        Self {
+            config: CONFIG,
+            captured: runner(&device, head, target),
+            plain: runner(&Plain::new(), head, target),
+            device,
+        }
+    }
+
     /// The captured one in two stages.
     fn in_stages(name: &str) -> Self {
         let (model, device) = (open(&fixtures().join(name)), Minimal::default());
@@ -165,12 +189,26 @@ impl Pair {
 
     /// Runs a step on both; what was uploaded for it.
     fn step(&mut self, parts: &[Part<'_>]) -> Uploads {
-        let (batch, wanted) = batch_of(&self.config, self.plain.cache_groups(), parts);
+        self.changed_step(parts, |_, _| ())
+    }
+
+    /// The same, of a batch and what is wanted of it that `change` has seen.
+    fn changed_step(
+        &mut self,
+        parts: &[Part<'_>],
+        change: impl FnOnce(&mut StepBatch, &mut Vec<Readback>),
+    ) -> Uploads {
+        let groups = self.plain.cache_groups();
+        let (mut batch, mut wanted) = batch_of(&self.config, groups, parts);
+        change(&mut batch, &mut wanted);
         let (mut found, mut expected) = (StepOutput::default(), StepOutput::default());
         let before = self.device.uploads();
         self.captured.run(&batch, &wanted, &mut found).unwrap();
         let after = self.device.uploads();
         self.plain.run(&batch, &wanted, &mut expected).unwrap();
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let hidden = [&found, &expected].map(|output| bits(output.aux_hidden()));
+        assert!(hidden[0] == hidden[1], "hidden states of {parts:?} differ");
         let rows = wanted.len();
         let (found, expected) = (outcome(&mut found, rows), outcome(&mut expected, rows));
         for (row, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -209,6 +247,17 @@ impl Pair {
 
     fn counts(&self) -> GraphCounts {
         self.captured.graph_counts()
+    }
+
+    /// What a step adds to the number of steps that were captured and replayed.
+    fn adds(&mut self, step: impl FnOnce(&mut Self)) -> (u64, u64) {
+        let before = self.counts();
+        step(self);
+        let after = self.counts();
+        (
+            after.captured - before.captured,
+            after.replayed - before.replayed,
+        )
     }
 }
 
@@ -375,6 +424,153 @@ fn stages_are_filled_up_each_by_itself() {
             pair.step(&parts);
         }
         assert_eq!(pair.counts().captured, 4, "{name}");
+    }
+}
+
+#[test]
+fn steps_of_one_adapter_are_captured() {
+    let mut pair = Pair::new("llama3-tied", CONFIG);
+    let load = |pair: &mut Pair, id, name: &str| {
+        let folder = LoraFolder::open(fixtures().join("../lora").join(name)).unwrap();
+        pair.captured.load_adapter(id, &folder).unwrap();
+        pair.plain.load_adapter(id, &folder).unwrap();
+    };
+    let [all, up, other] = [7, 8, 9].map(AdapterId);
+    load(&mut pair, all, "llama-all");
+    load(&mut pair, up, "llama-up");
+    pair.prompts(5);
+    // Three sequences, which are filled up to four.
+    let step = |pair: &mut Pair, adapters: [Option<AdapterId>; 3]| {
+        pair.adds(|pair| {
+            let parts: Vec<Part<'_>> = (0..3).map(|seq| (seq, 4, &[9][..], Want::Logits)).collect();
+            pair.changed_step(&parts, |batch, _| batch.adapters = adapters.to_vec());
+        })
+    };
+    for adapter in [Some(all), Some(up), None] {
+        assert_eq!(step(&mut pair, [adapter; 3]), (1, 0), "{adapter:?}");
+    }
+    for adapter in [Some(up), Some(all), None] {
+        assert_eq!(step(&mut pair, [adapter; 3]), (0, 1), "{adapter:?}");
+    }
+    for mixed in [[Some(all), Some(all), None], [None, Some(up), Some(all)]] {
+        assert_eq!(step(&mut pair, mixed), (0, 0), "{mixed:?}");
+    }
+    // Where an adapter was, there may be another.
+    assert!(pair.captured.unload_adapter(up) && pair.plain.unload_adapter(up));
+    load(&mut pair, other, "llama-up");
+    for adapter in [all, other] {
+        assert_eq!(step(&mut pair, [Some(adapter); 3]), (1, 0), "{adapter:?}");
+        assert_eq!(step(&mut pair, [Some(adapter); 3]), (0, 1), "{adapter:?}");
+    }
+}
+
+/// What a draft head reads of a model: hidden states of all rows, or of the last ones, at one place or several.
+#[test]
+fn steps_that_give_hidden_states_are_captured() {
+    let layer = AuxHiddenPoint::Layer;
+    let last = 1;
+    for name in ["qwen3", "mistral-window"] {
+        let mut pair = Pair::new(name, CONFIG);
+        pair.prompts(5);
+        let parts = |at, queries| {
+            let tokens = &[11, 12][..queries];
+            let parts = (0..3).map(move |seq| (seq, at, tokens, Want::Sampled));
+            parts.collect::<Vec<Part<'_>>>()
+        };
+        let points = [
+            &[AuxHiddenPoint::FinalNorm][..],
+            &[layer(0), layer(last)],
+            &[layer(0)],
+            &[],
+        ];
+        let mut before = (1, 0);
+        for _ in 0..2 {
+            for (queries, points) in [1, 2].into_iter().flat_map(|q| points.map(|of| (q, of))) {
+                let found = pair.adds(|pair| {
+                    pair.changed_step(&parts(4, queries), |batch, _| {
+                        (0..3).for_each(|seq| batch.add_aux_hidden(seq, points));
+                    });
+                });
+                assert_eq!(found, before, "{name}: {queries} at {points:?}");
+            }
+            before = (0, 1);
+        }
+        // Of fewer rows: the same graph.
+        let found = pair.adds(|pair| {
+            pair.changed_step(&parts(4, 2), |batch, _| {
+                batch.add_aux_hidden(1, &[AuxHiddenPoint::FinalNorm]);
+            });
+        });
+        assert_eq!(found, (0, 1), "{name}");
+        // Of some rows twice, for which there is no room at first.
+        let twice = |pair: &mut Pair| {
+            pair.changed_step(&parts(4, 2), |batch, _| {
+                for _ in 0..CONFIG.max_tokens {
+                    (0..3).for_each(|seq| batch.add_aux_hidden(seq, &[layer(0)]));
+                }
+            });
+        };
+        assert_eq!(pair.adds(twice), (0, 0), "{name}");
+        let of_layer = |pair: &mut Pair| {
+            pair.changed_step(&parts(4, 2), |batch, _| {
+                batch.add_aux_hidden(2, &[layer(0)])
+            });
+        };
+        assert_eq!(pair.adds(of_layer), (1, 0), "{name}");
+    }
+}
+
+/// Steps of a draft head, of which only the last row of each sequence has logits, beside hidden states of the model and beside its own.
+#[test]
+fn steps_of_a_draft_head_are_captured() {
+    let drafts = fixtures().join("../drafts");
+    let target = open(&fixtures().join("qwen3"));
+    let source = ModelSource::open(drafts.join("qwen3-eagle3")).unwrap();
+    let eagle = read_eagle3(source, &target).unwrap();
+    let with_mtp = open(&drafts.join("qwen35-mtp"));
+    let mtp = read_mtp(&with_mtp).unwrap();
+    for (head, target) in [(eagle, target), (mtp, with_mtp)] {
+        let mut pair = Pair::of_head(&head, &target);
+        let (dim, of_target) = (head.spec().hidden_size, head.features().target.len());
+        let own = head.features().own;
+        let mut step = |at: usize, each: usize, source: FeatureSource, gives: bool| {
+            let tokens = &[11, 12, 13][..each];
+            let parts: Vec<Part<'_>> = (0..3).map(|seq| (seq, at, tokens, Want::Greedy)).collect();
+            let width = match source {
+                FeatureSource::Target => dim * of_target,
+                FeatureSource::Head => dim,
+            };
+            pair.adds(|pair| {
+                pair.changed_step(&parts, |batch, wanted| {
+                    let number = |i: usize| ((i * 37 + at) % 19) as f32 / 9.0 - 1.0;
+                    batch.features = (0..3 * each * width).map(number).collect();
+                    batch.feature_source = source;
+                    let last = |seq: u32| (seq + 1) * each as u32 - 1;
+                    batch.logit_rows = (0..3).map(last).collect();
+                    wanted.truncate(3);
+                    if gives {
+                        let state = |row| AuxHiddenState { point: own, row };
+                        batch.aux_hidden = batch.logit_rows.iter().copied().map(state).collect();
+                    }
+                });
+            })
+        };
+        use FeatureSource::{Head, Target};
+        let name = head.kind();
+        for (at, each, source, gives, expected) in [
+            (0, 3, Target, true, (1, 0)),
+            (3, 1, Head, true, (1, 0)),
+            (4, 1, Head, false, (1, 0)),
+            // The model's instead of its own, of as many rows.
+            (3, 1, Target, false, (1, 0)),
+            (4, 1, Head, false, (0, 1)),
+            (4, 2, Target, true, (1, 0)),
+            (6, 3, Target, true, (0, 1)),
+            (9, 1, Target, false, (0, 1)),
+        ] {
+            let found = step(at, each, source, gives);
+            assert_eq!(found, expected, "{name:?}: {each} at {at}, {source:?}");
+        }
     }
 }
 

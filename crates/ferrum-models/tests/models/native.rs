@@ -3,11 +3,13 @@
 
 use crate::support::{compare, expected, fixtures, logits_in_chunks, open, runner_in};
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
+use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::{
     Dequantized, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
 };
+use half::bf16;
 use std::path::Path;
 
 /// Fixtures with files of blocks, most with experts.
@@ -109,25 +111,32 @@ fn fp8_gives_the_bits_of_its_numbers_in_f32() {
     }
 }
 
+/// Checkpoints with the weights that the CPU, and a device of CUDA, dequantise.
 #[test]
 fn what_is_dequantised_is_named() {
     let cases = [
-        ("llama-gptq4-order", vec![]),
-        ("llama-gptq4-odd", vec!["4-bit GPTQ"]),
-        ("llama-gptq2", vec![]),
-        ("llama-packed8", vec![]),
-        ("qwen3-moe-gptq4", vec![]),
-        ("qwen3-moe-gptq4-order", vec![]),
-        ("llama-fp8-channel", vec![]),
-        ("qwen3-moe-fp8", vec![]),
-        ("deepseek3-fp8", vec!["FP8"]),
-        ("llama-fp8-odd", vec!["FP8"]),
+        ("llama-gptq4-order", vec![], vec![]),
+        ("llama-gptq4-odd", vec!["4-bit GPTQ"], vec!["4-bit GPTQ"]),
+        ("llama-gptq2", vec![], vec![]),
+        ("llama-packed8", vec![], vec![]),
+        ("qwen3-moe-gptq4", vec![], vec![]),
+        ("qwen3-moe-gptq4-order", vec![], vec![]),
+        ("llama-fp8-channel", vec![], vec![]),
+        ("qwen3-moe-fp8", vec![], vec![]),
+        ("deepseek3-fp8", vec!["FP8"], vec!["FP8"]),
+        ("llama-fp8-odd", vec!["FP8"], vec!["FP8"]),
     ];
-    for (name, expected) in cases {
+    for (name, on_cpu, on_cuda) in cases {
         let model = open(&fixtures().join(name));
-        let native = WeightPolicy::of::<CpuBackend, Moe<Native>>();
-        let dequantized = model.dequantized_types(native);
-        assert_eq!(dequantized, expected, "{name}");
+        for (policy, expected) in [
+            (WeightPolicy::of::<CpuBackend, Moe<Native>>(), on_cpu),
+            (
+                WeightPolicy::of::<CudaBackend<bf16>, Moe<Native>>(),
+                on_cuda,
+            ),
+        ] {
+            assert_eq!(model.dequantized_types(policy), expected, "{name}");
+        }
         let all = model.dequantized_types(WeightPolicy::floats());
         assert_eq!(all.len(), 1, "{name}: {all:?}");
     }
