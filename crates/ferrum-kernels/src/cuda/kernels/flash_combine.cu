@@ -1,5 +1,5 @@
 // Joins what the parts of a row's keys gave, in their order, where that is too much for the last block of a tile (`flash.rs`).
-#include "flash.cuh"
+#include "flash_rows.cuh"
 
 // A warp for each head of each slot.
 KERNEL __launch_bounds__(128)
