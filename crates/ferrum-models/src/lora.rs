@@ -22,6 +22,7 @@ use crate::layer::widths::scratch_widths;
 use crate::linear::{Linear, MatrixLinear, RowParallelLinear};
 use crate::rank_index::RankIndex;
 use crate::rope::{halved_row, paired_row};
+use crate::runner::Graphs;
 use crate::spec::{AttentionSpec, DecoderSpec, LinearAttentionSpec};
 use crate::stored::to_f32;
 use crate::weight_shard::MatShard;
@@ -445,10 +446,11 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
-    /// Takes an adapter, and sees to it that `scratch` is large enough for steps with it.
+    /// Takes an adapter, and sees to it that `scratch` is large enough for steps with it. What was captured over memory that is
+    /// replaced is forgotten.
     pub(crate) fn insert(
         &mut self,
-        device: &B,
+        (device, graphs): (&B, &mut Graphs),
         spec: &DecoderSpec,
         max_tokens: usize,
         (id, LoadedAdapter { own, .. }): (AdapterId, LoadedAdapter<B>),
@@ -457,6 +459,7 @@ impl<B: Backend> Adapters<B> {
         let rank = own.rank();
         // It may add nothing to the layers of a stage.
         if rank > 0 && scratch.as_ref().is_none_or(|scratch| scratch.rank < rank) {
+            graphs.reset_later();
             let widest = scratch_widths(spec).into_iter().max().unwrap_or(0);
             let alloc = |width| device.alloc::<B::Act>(max_tokens * width);
             *scratch = Some(LoraScratch {
@@ -467,7 +470,9 @@ impl<B: Backend> Adapters<B> {
                 rank,
             });
         }
-        self.loaded.insert(id, own);
+        if self.loaded.insert(id, own).is_some() {
+            graphs.reset_later();
+        }
         Ok(())
     }
 

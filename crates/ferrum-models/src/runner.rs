@@ -15,6 +15,7 @@ mod weights;
 
 pub use config::{KvLayout, RunnerConfig};
 pub use graphs::GraphCounts;
+pub(crate) use graphs::Graphs;
 pub use model_runner::ModelRunner;
 pub(crate) use stage::StageRunner;
 pub use stages::EarlierStage;
@@ -193,7 +194,7 @@ impl<B: LlmBackend> DecoderRunner<B> {
         if !batch.tokens.is_empty() {
             self.run_earlier(batch, &mut output)?;
             self.stage.pack(batch)?;
-            rows.padding = self.stage.layout.logit_padding(batch);
+            rows = rows.filled(self.stage.layout.logit_rows);
             self.pack_wanted(batch, wanted, rows)?;
             // What the step before chose goes among the tokens that are uploaded here.
             self.send()?;

@@ -2,6 +2,7 @@
 //! host. A step that wants none has none of it.
 
 use super::floats::{begin_floats, finish_floats, read_floats};
+use super::graphs::Graphs;
 use super::upload::PackedStep;
 use crate::batch::{AuxHiddenPoint, StepBatch};
 use crate::profile::Profiler;
@@ -70,16 +71,15 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
         }
     }
 
-    /// Packs which rows are wanted at those places that the stage `has`, filled up to `filled` rows. Returns whether a buffer is
-    /// another one now.
+    /// Packs which rows are wanted at those places that the stage `has`, filled up to `filled` rows in a captured step. What was captured over a buffer
+    /// that is replaced is forgotten.
     pub(super) fn pack(
         &mut self,
         device: &B,
-        (batch, filled): (&StepBatch, usize),
+        (batch, filled): (&StepBatch, Option<usize>),
         has: impl Fn(AuxHiddenPoint) -> bool,
-        packed: &mut PackedStep,
-    ) -> Result<bool> {
-        let mut grown = false;
+        (packed, graphs): (&mut PackedStep, &mut Graphs),
+    ) -> Result<()> {
         for aux in batch.aux_hidden.iter().filter(|aux| has(aux.point)) {
             if !self.all.iter().any(|own| own.point == aux.point) {
                 self.all
@@ -92,22 +92,22 @@ impl<B: LlmBackend> AuxHiddenStates<B> {
             own.wanted = rows.clone().count();
             let padding = match own.wanted {
                 0 => 0,
-                wanted => filled.saturating_sub(wanted),
+                wanted => filled.unwrap_or(0).saturating_sub(wanted),
             };
             let rows = rows.chain(std::iter::repeat_n(0, padding));
             own.count = packed.push_with(|ints| ints.extend(rows));
             if own.count > own.rows.len() {
                 // Some row is wanted more than once.
+                graphs.reset_later();
                 let AuxHidden { count, wanted, .. } = *own;
                 *own = AuxHidden {
                     count,
                     wanted,
                     ..AuxHidden::alloc(device, own.point, count, self.dim)?
                 };
-                grown = true;
             }
         }
-        Ok(grown)
+        Ok(())
     }
 
     /// What the packed rows go to, in order.

@@ -1,7 +1,7 @@
 //! Sizes of steps that are captured, and the graphs of them.
 //!
-//! A device replays what it captured for buffers of the same sizes. So decodes, and checks of drafts, are filled up to
-//! few sizes with dummy sequences: their keys go to a block that no sequence ever gets, and as the bits of
+//! A device replays what it captured for buffers of the same sizes. So decodes, checks of drafts, and steps of draft heads
+//! are filled up to few sizes with dummy sequences: their keys go to a block that no sequence ever gets, and as the bits of
 //! a row depend on that row alone, they change no result. Where nothing is captured, a step has the rows that it has.
 
 use super::config::{KvLayout, RunnerConfig};
@@ -28,6 +28,8 @@ pub(super) struct StepLayout {
     pub(super) shape: BatchShape,
     /// Tokens that fill it up.
     pub(super) padding: usize,
+    /// Rows of logits, those that fill them up included, where the step is captured.
+    pub(super) logit_rows: usize,
     /// Whether its ops are captured, or replayed.
     pub(super) captured: bool,
 }
@@ -46,6 +48,7 @@ impl StepLayout {
                 max_kv_len: longest.next_power_of_two(),
             },
             padding: 0,
+            logit_rows: 0,
             captured: false,
         }
     }
@@ -54,13 +57,14 @@ impl StepLayout {
     pub(super) fn captured(batch: &StepBatch, config: &RunnerConfig) -> Self {
         let exact = Self::exact(batch, config);
         let shape = exact.shape;
-        // Which rows want which adapter says no key, only that all want one.
+        // A key has one adapter for all rows.
         let plain = batch.hidden_rows.is_empty() && batch.images.is_empty();
         let alike = plain && batch.adapters.windows(2).all(|pair| pair[0] == pair[1]);
-        // A draft head reads all tokens that were accepted, and guesses what comes after the last.
-        let decodes = match batch.logit_rows.len() {
-            0 => false,
-            rows => rows == shape.tokens || !batch.features.is_empty(),
+        // A draft head reads all tokens that were accepted, and drafts what comes after the last.
+        let (rows, of_head) = (batch.logit_rows.len(), !batch.features.is_empty());
+        let decodes = match of_head {
+            true => (1..=shape.seqs).contains(&rows),
+            false => rows > 0 && rows == shape.tokens,
         };
         let kind = StepKind::of(batch);
         let counts = kind.aux_hidden.iter().map(|point| {
@@ -76,8 +80,10 @@ impl StepLayout {
             captured_queries(shape.max_query_len),
         );
         let tokens = seqs * queries;
-        let fits =
-            tokens <= config.max_tokens.min(config.max_logit_rows) && queries <= config.context;
+        let logit_rows = if of_head { seqs } else { tokens };
+        let fits = tokens <= config.max_tokens
+            && logit_rows <= config.max_logit_rows
+            && queries <= config.context;
         // Drafts of very different lengths would be mostly padding.
         let padding = tokens - shape.tokens;
         if !fits || padding > shape.tokens || padding > 0 && reserved_blocks(config) == 0 {
@@ -92,16 +98,14 @@ impl StepLayout {
                 ..shape
             },
             padding,
+            logit_rows,
             captured: true,
         }
     }
 
-    /// Rows with logits that fill up those of a batch.
-    pub(super) fn logit_padding(&self, batch: &StepBatch) -> usize {
-        match self.captured {
-            true => self.shape.tokens - batch.logit_rows.len(),
-            false => 0,
-        }
+    /// The rows of a captured step.
+    pub(super) fn filled(&self) -> Option<usize> {
+        self.captured.then_some(self.shape.tokens)
     }
 
     /// Steps with equal keys record the same ops over the same buffers, if `kind`, an index, and `chosen` are the same: whether
@@ -207,7 +211,7 @@ pub struct GraphCounts {
 
 /// The graphs of a stage.
 #[derive(Default)]
-pub(super) struct Graphs {
+pub(crate) struct Graphs {
     /// Keys, the one that was used last at the end.
     held: Vec<GraphKey>,
     /// By index, as keys have it.
@@ -274,7 +278,7 @@ impl Graphs {
     }
 
     /// The same before the next step that is captured or replayed.
-    pub(super) fn reset_later(&mut self) {
+    pub(crate) fn reset_later(&mut self) {
         self.stale = true;
     }
 }

@@ -43,6 +43,14 @@ impl WantedRows {
         }
     }
 
+    /// The same of a step that is filled up to so many rows with logits. Those of which nothing is wanted are among them.
+    pub(super) fn filled(self, rows: usize) -> Self {
+        Self {
+            padding: rows.saturating_sub(self.tokens + self.logits),
+            ..self
+        }
+    }
+
     /// Rows that are multiplied with the vocabulary.
     pub(super) fn with_logits(self) -> usize {
         self.tokens + self.logits + self.padding

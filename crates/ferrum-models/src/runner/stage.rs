@@ -236,8 +236,7 @@ impl<B: LlmBackend> StageRunner<B> {
 
     /// Records a step between its copies of states.
     fn record(&mut self, batch: &StepBatch, chosen: bool, end: &mut StageEnd<'_, B>) -> Result<()> {
-        let filled = self.layout.captured.then_some(self.layout.shape.tokens);
-        self.adapters.plan(batch, filled);
+        self.adapters.plan(batch, self.layout.filled());
         let Self {
             ctx,
             spec,
@@ -294,16 +293,18 @@ impl<B: LlmBackend> StageRunner<B> {
     pub(super) fn add_adapter(&mut self, id: AdapterId, adapter: LoadedAdapter<B>) -> Result<()> {
         let (device, most) = (B::device(&self.ctx), self.config.max_tokens);
         let lora = &mut self.scratch.lora;
-        // Memory of the last one's size may be gone.
-        self.graphs.reset_later();
+        let device = (device, &mut self.graphs);
         self.adapters
             .insert(device, &self.spec, most, (id, adapter), lora)
     }
 
     /// Forgets an adapter; whether it was there.
     pub(super) fn unload_adapter(&mut self, id: AdapterId) -> bool {
-        self.graphs.reset_later();
-        self.adapters.unload(id)
+        let was_there = self.adapters.unload(id);
+        if was_there {
+            self.graphs.reset_later();
+        }
+        was_there
     }
 
     /// The first adapter of a batch that is not there.
@@ -401,14 +402,8 @@ impl<B: LlmBackend> StageRunner<B> {
             AuxHiddenPoint::FinalNorm => last,
         };
         let device = B::device(&self.ctx);
-        let filled = if self.layout.captured {
-            shape.tokens
-        } else {
-            0
-        };
-        if self.aux_hidden.pack(device, (batch, filled), has, packed)? {
-            self.graphs.reset_later();
-        }
+        let (rows, to) = ((batch, self.layout.filled()), (packed, &mut self.graphs));
+        self.aux_hidden.pack(device, rows, has, to)?;
         match self.spec.depends_on_length() {
             true => self.upload_rope_rows(batch),
             false => Ok(()),

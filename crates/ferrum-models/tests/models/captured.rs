@@ -427,6 +427,36 @@ fn stages_are_filled_up_each_by_itself() {
     }
 }
 
+/// A row of which nothing is wanted is one of those that fill a step up, not one less.
+#[test]
+fn rows_of_which_nothing_is_wanted_have_the_graph_of_others() {
+    let mut pair = Pair::new("llama3-tied", CONFIG);
+    pair.prompts(4);
+    let step = |pair: &mut Pair, first: Readback, others: Readback| {
+        pair.adds(|pair| {
+            let parts: Vec<Part<'_>> = (0..4).map(|seq| (seq, 4, &[9][..], Want::Greedy)).collect();
+            pair.changed_step(&parts, |_, wanted| {
+                wanted.fill(others);
+                wanted[0] = first;
+            });
+        })
+    };
+    use Readback::{Logits, Nothing};
+    for (first, others, expected) in [
+        (Nothing, Readback::GREEDY, (1, 0)),
+        (Readback::GREEDY, Readback::GREEDY, (0, 1)),
+        (Nothing, Nothing, (1, 0)),
+        (Logits, Logits, (0, 1)),
+        (Nothing, Logits, (0, 1)),
+    ] {
+        assert_eq!(
+            step(&mut pair, first, others),
+            expected,
+            "{first:?}, {others:?}"
+        );
+    }
+}
+
 #[test]
 fn steps_of_one_adapter_are_captured() {
     let mut pair = Pair::new("llama3-tied", CONFIG);
@@ -455,6 +485,11 @@ fn steps_of_one_adapter_are_captured() {
     for mixed in [[Some(all), Some(all), None], [None, Some(up), Some(all)]] {
         assert_eq!(step(&mut pair, mixed), (0, 0), "{mixed:?}");
     }
+    // Nothing that is there goes away by another adapter of the same rank.
+    load(&mut pair, AdapterId(6), "llama-up");
+    assert_eq!(step(&mut pair, [Some(all); 3]), (0, 1));
+    assert!(!pair.captured.unload_adapter(other));
+    assert_eq!(step(&mut pair, [Some(up); 3]), (0, 1));
     // Where an adapter was, there may be another.
     assert!(pair.captured.unload_adapter(up) && pair.plain.unload_adapter(up));
     load(&mut pair, other, "llama-up");

@@ -473,10 +473,10 @@ fn drafts(args: &ServeArgs, model: &Model) -> Outcome<Drafts> {
     })
 }
 
-/// The sizes of a draft head's steps, for the same sequences as the model's. It reads as many tokens as were accepted; steps that are
-/// captured have logits of all.
+/// The sizes of a draft head's steps, for the same sequences as the model's.
 fn head_sizes(sizes: RunnerConfig) -> RunnerConfig {
     RunnerConfig {
+        max_logit_rows: sizes.max_seqs,
         kept_states: 0,
         ..sizes
     }
