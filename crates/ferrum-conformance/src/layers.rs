@@ -209,6 +209,19 @@ impl Part {
         }
     }
 
+    /// Another GPTQ layer of the same inputs, as [`Layer::beside`]; none of another scheme.
+    pub(crate) fn beside(&self, rng: &mut Rng) -> Option<Self> {
+        let Stored::Gptq(layer) = &self.stored else {
+            return None;
+        };
+        let layer = layer.beside(rng);
+        Some(Part {
+            values: layer.values.clone(),
+            stored: Stored::Gptq(layer),
+            ..*self
+        })
+    }
+
     pub(crate) fn weights(&self) -> QuantWeights<'_> {
         match &self.stored {
             Stored::Packed {

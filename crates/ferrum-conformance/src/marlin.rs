@@ -21,6 +21,8 @@ pub(crate) struct Layer {
     qzeros: FileBytes,
     scales: FileBytes,
     g_idx: Option<FileBytes>,
+    /// `[k]`.
+    group_of: Vec<usize>,
     /// `[n, k]`: what all of it means.
     pub(crate) values: Vec<f32>,
 }
@@ -43,6 +45,16 @@ impl Kind {
             zero_points: GptqZeroPoints::MinusOne,
             act_order: false,
         }
+    }
+
+    fn is_ordered(self) -> bool {
+        matches!(
+            self,
+            Kind::Gptq {
+                act_order: true,
+                ..
+            }
+        )
     }
 
     fn bits(self) -> u32 {
@@ -96,23 +108,31 @@ fn words(words: impl IntoIterator<Item = u32>) -> FileBytes {
 
 impl Layer {
     pub(crate) fn new(rng: &mut Rng, kind: Kind, n: usize, k: usize, group_size: usize) -> Self {
-        let groups = k.div_ceil(group_size);
-        let levels = 1usize << kind.bits();
         let mut group_of: Vec<usize> = (0..k).map(|i| i / group_size).collect();
-        let act_order = matches!(
-            kind,
-            Kind::Gptq {
-                act_order: true,
-                ..
-            }
-        );
-        if act_order {
+        if kind.is_ordered() {
             group_of = rng
                 .permutation(k)
                 .into_iter()
                 .map(|i| group_of[i])
                 .collect();
         }
+        Self::of_groups(rng, kind, (n, k), (group_size, group_of))
+    }
+
+    /// Another layer of the same inputs, which are in the same groups: gate and up are two.
+    pub(crate) fn beside(&self, rng: &mut Rng) -> Self {
+        let groups = (self.group_size, self.group_of.clone());
+        Self::of_groups(rng, self.kind, (self.n, self.k), groups)
+    }
+
+    fn of_groups(
+        rng: &mut Rng,
+        kind: Kind,
+        (n, k): (usize, usize),
+        (group_size, group_of): (usize, Vec<usize>),
+    ) -> Self {
+        let groups = k.div_ceil(group_size);
+        let levels = 1usize << kind.bits();
         let codes: Vec<u32> = (0..n * k).map(|_| rng.below(levels) as u32).collect();
         // A stored zero point of -1 is a matter of its own, so none of these is 0.
         let zeros: Vec<u32> = (0..groups * n)
@@ -142,7 +162,9 @@ impl Layer {
                 (words(qweight), words(qzeros))
             }
         };
-        let g_idx = act_order.then(|| words(group_of.iter().map(|&group| group as u32)));
+        let g_idx = kind
+            .is_ordered()
+            .then(|| words(group_of.iter().map(|&group| group as u32)));
         let scales = FileBytes::new(scales.into_iter().flat_map(f16::to_le_bytes));
         Layer {
             n,
@@ -153,6 +175,7 @@ impl Layer {
             qzeros,
             scales,
             g_idx,
+            group_of,
             values,
         }
     }

@@ -15,16 +15,19 @@ fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
         println!("skipped: {reason}");
         return;
     }
-    assert_eq!(products::<bf16>(true), 0);
-    assert!(products::<bf16>(false) > 0);
-    assert!(products::<f16>(false) > 0);
+    // Dense weights, and quantised ones, which are unpacked for more rows.
+    for shapes in ["[150, 200] × [264, 200]", "[257, 2 blocks]"] {
+        assert_eq!(products::<bf16>(true, shapes), 0, "{shapes}");
+        assert!(products::<bf16>(false, shapes) > 0, "{shapes}");
+        assert!(products::<f16>(false, shapes) > 0, "{shapes}");
+    }
 }
 
-/// How many products the library made for cases that have enough rows.
-fn products<A: CudaSuite>(batch_invariant: bool) -> u64 {
+/// How many products the library made for cases of such names, which have enough rows.
+fn products<A: CudaSuite>(batch_invariant: bool, shapes: &str) -> u64 {
     let before = gemm_calls();
     let options = CudaOptions { batch_invariant };
     let device = CudaBackend::<A>::open_with(0, options).expect("the emulator opens");
-    expect_all_passed(&run_cuda(&device, &Filter::new("[150, 200] × [264, 200]")));
+    expect_all_passed(&run_cuda(&device, &Filter::new(shapes)));
     gemm_calls() - before
 }

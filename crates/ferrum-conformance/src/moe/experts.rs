@@ -414,6 +414,8 @@ struct Sizes {
     top_k: usize,
     shape: ExpertShape,
     favourite: bool,
+    /// Whether gate and up, of the same inputs, have the same order of them.
+    one_order: bool,
 }
 
 fn make(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe {
@@ -422,20 +424,32 @@ fn make(rng: &mut Rng, sizes: Sizes, kind: StackKind, input: ExpertInput) -> Moe
         top_k,
         shape,
         favourite,
+        one_order,
     } = sizes;
     let rows = match input {
         ExpertInput::PerToken => tokens,
         ExpertInput::PerPair => tokens * top_k,
     };
     let pairs = tokens * top_k;
+    let weights = (0..pairs).map(|_| rng.unit()).collect();
+    let of_experts = Pairs::new(rng, tokens, shape.experts, top_k, favourite);
+    let x = rng.acts(rows * shape.k, 1.0);
+    let stack = kind.stack(rng, shape);
+    let other = match &stack {
+        Stack::Parts(parts) if one_order => {
+            let parts = parts.iter().filter_map(|part| part.beside(rng));
+            Stack::Parts(parts.collect())
+        }
+        _ => kind.stack(rng, shape),
+    };
     Moe {
-        weights: (0..pairs).map(|_| rng.unit()).collect(),
-        pairs: Pairs::new(rng, tokens, shape.experts, top_k, favourite),
+        weights,
+        pairs: of_experts,
         experts: shape,
         input,
-        x: rng.acts(rows * shape.k, 1.0),
-        stack: kind.stack(rng, shape),
-        other: kind.stack(rng, shape),
+        x,
+        stack,
+        other,
         biases: None,
         activation: ExpertActivation::Silu,
     }
@@ -508,7 +522,7 @@ where
         );
         cases.add(case, make, implementations!(gate_up, L, gate_up_formula));
     }
-    let many = Sizes { tokens: 21, ..base };
+    let many = Sizes { tokens: 16, ..base };
     for (input, suffix) in inputs {
         let make = move |rng: &mut Rng| make(rng, many, kind, input);
         let name = format!("tokens alone and together, {suffix}");
@@ -535,6 +549,7 @@ const SMALL: Sizes = Sizes {
     top_k: 2,
     shape: shape(8, 33, 66),
     favourite: false,
+    one_order: false,
 };
 
 const fn shape(experts: usize, n: usize, k: usize) -> ExpertShape {
@@ -567,8 +582,36 @@ const DENSE: &[(&str, Change)] = &[
 const QUANTIZED: &[(&str, Change)] = &[
     ("5 tokens, 2 of 5", |_| {}),
     ("one token", |s| s.tokens = 1),
+    ("11 tokens, one expert for all", |s| {
+        (s.tokens, s.favourite) = (11, true)
+    }),
     ("30 tokens, one expert for all", |s| {
         (s.tokens, s.favourite) = (30, true)
+    }),
+];
+
+/// Stacks of which each expert has an order of its inputs.
+const ORDERED: &[(&str, Change)] = &[
+    ("5 tokens, 2 of 5", |_| {}),
+    ("one token", |s| s.tokens = 1),
+    ("11 tokens, one expert for all", |s| {
+        (s.tokens, s.favourite) = (11, true)
+    }),
+    ("30 tokens, one expert for all", |s| {
+        (s.tokens, s.favourite) = (30, true)
+    }),
+    ("5 tokens, gate and up in one order", |s| s.one_order = true),
+    ("30 tokens, gate and up in one order", |s| {
+        (s.tokens, s.one_order) = (30, true)
+    }),
+    ("11 groups, experts that end inside a tile", |s| {
+        s.shape = shape(3, 40, 352)
+    }),
+    ("one token, experts that end inside a tile", |s| {
+        (s.tokens, s.shape) = (1, shape(5, 40, 352))
+    }),
+    ("more experts than a block has threads", |s| {
+        (s.tokens, s.shape) = (70, shape(260, 16, 32))
     }),
 ];
 
@@ -638,8 +681,11 @@ pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
         zero_points: GptqZeroPoints::MinusOne,
         act_order: true,
     });
-    for (name, scheme) in [("packed4", GROUPS), ("gptq4-order", ordered)] {
-        stack_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme), base, QUANTIZED);
+    for (name, scheme, all) in [
+        ("packed4", GROUPS, QUANTIZED),
+        ("gptq4-order", ordered, ORDERED),
+    ] {
+        stack_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme), base, all);
     }
     for (name, scheme) in [("fp8", FLOAT8), ("fp8-block", block)] {
         let base = Sizes {

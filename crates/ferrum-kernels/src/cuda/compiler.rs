@@ -102,6 +102,7 @@ sources! {
     Quant => "quant.cu", Asked;
     QuantGemv => "quant_gemv.cu", Asked;
     QuantPairs => "quant_pairs.cu", Asked;
+    QuantGroups => "quant_groups.cu", Asked;
     Moe => "moe.cu", Asked;
     Sample => "sample.cu", Always;
     Collective => "collective.cu", Asked;
@@ -113,7 +114,8 @@ impl KernelFile {
     pub(super) fn waits(self) -> bool {
         match self {
             Self::Elementwise | Self::Norm | Self::Kv | Self::Moe => true,
-            Self::Gemv | Self::Quant | Self::QuantGemv | Self::QuantPairs => true,
+            Self::Gemv | Self::Quant | Self::QuantGemv => true,
+            Self::QuantPairs | Self::QuantGroups => true,
             Self::TileHalf | Self::TilePacked | Self::TileFloat8 | Self::Sample => true,
             Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
             Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
@@ -142,9 +144,11 @@ headers! {
     "flash.cuh",
     "flash_decode.cuh",
     "flash_group.cuh",
+    "flash_rows.cuh",
     "float8.cuh",
     "packed.cuh",
     "quant_gemv.cuh",
+    "quant_pairs.cuh",
     "tile.cuh",
 }
 

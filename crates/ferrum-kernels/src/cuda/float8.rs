@@ -13,7 +13,7 @@ use super::context::{Arg, CudaContext};
 use super::core::Shared;
 use super::memory::Memory;
 use super::role::CudaAct;
-use super::tile_operands::TileRows;
+use super::tile_operands::{Arranged, Pairs, TileRows};
 use super::weight::upload_rows;
 use crate::backend::Fp8Weights;
 use crate::backend::check::elements;
@@ -177,8 +177,8 @@ pub(super) fn code_tiles(shared: &Shared) -> Option<CodeTiles> {
 pub(super) fn quantise<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: TileRows,
-) -> Result<(u64, usize, Arg)> {
+    (x, pairs): (TileRows, Option<&Pairs>),
+) -> Result<Arranged> {
     let (stride, blocks) = (x.k.next_multiple_of(16), x.k.div_ceil(BLOCK));
     let (codes, all) = (
         elements(op, &[x.rows, stride])?,
@@ -197,7 +197,12 @@ pub(super) fn quantise<A: CudaAct>(
     ];
     let grid = (all.div_ceil(4), 128, 0);
     ctx.launch(op, (KernelFile::TileE4m3, "quantise_e4m3"), grid, args)?;
-    Ok((at, stride / 2, scales))
+    Ok(Arranged {
+        at,
+        stride: stride / 2,
+        row_scales: scales,
+        pairs_per_row: pairs.map_or(1, |of| of.pairs_per_row),
+    })
 }
 
 #[cfg(test)]

@@ -6,18 +6,18 @@ use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::gemm::COLUMNS;
+use super::pack::{Order, Orders};
 use super::quant::{row_blocks, row_bytes};
 use super::quant_gemv::{self, GemvPairs};
 use super::quant_kernels::{kernels, weight_args};
 use super::quant_weight::{CudaQuantWeight, QuantSlab, is_native_layer};
 use super::role::{CudaAct, of_role};
 use super::tile::{self, Epilogue, TilePairs};
-use super::tile_operands::{TileOut, TileRows};
+use super::tile_operands::{Pairs, TileOut, TileRows};
 use super::weight::row_stride;
 use super::{elementwise, norm};
 use crate::backend::check::{self, elements};
 use crate::backend::*;
-use ferrum_quant::affine::group_order;
 use ferrum_types::{FloatElement, GgufQuantType, Result, SrcDtype};
 
 type Buf = CudaBuffer<f32>;
@@ -37,11 +37,13 @@ impl CudaExperts {
         parts: &[QuantWeights<'_>],
         shape: ExpertShape,
     ) -> Result<Self> {
-        let loaded = CudaQuantWeight::load(device, op, parts, shape.k)?;
+        let loaded = CudaQuantWeight::load(device, op, parts, shape.k, Orders::OfEach)?;
         let files = match loaded.slabs[..] {
-            [QuantSlab::Packed(_)] if tile::is_for::<A>() => {
-                &[KernelFile::Moe, KernelFile::QuantPairs][..]
-            }
+            [QuantSlab::Packed(_)] if tile::is_for::<A>() => &[
+                KernelFile::Moe,
+                KernelFile::QuantPairs,
+                KernelFile::QuantGroups,
+            ][..],
             _ => &[KernelFile::Moe],
         };
         device.shared.prepare(files);
@@ -107,15 +109,10 @@ fn tiled_product<A: CudaAct>(
     (at, is_f32, pairs): (u64, bool, usize),
     epilogue: Epilogue,
 ) -> Result<()> {
-    let ExpertShape {
-        experts: count, n, ..
-    } = experts.shape;
+    let n = experts.shape.n;
     let of = TilePairs {
-        ids: (&routing.sorted_pairs).into(),
+        of: pairs_of(routing, experts.shape, (pairs, pairs_per_row)),
         offsets: (&routing.offsets).into(),
-        pairs,
-        experts: count,
-        pairs_per_row,
     };
     let out = TileOut {
         at,
@@ -166,20 +163,47 @@ fn tiled_gate_up<A: CudaAct>(
     tiled_product(ctx, op, x, up.matrices, routing, to, epilogue)
 }
 
-/// Pairs of which `pairs_per_row` have a row of x, as `quant_gemv.rs` takes them.
-fn gemv_pairs<A: CudaAct>(
+/// Pairs of which `pairs_per_row` have a row of x.
+fn pairs_of<A: CudaAct>(
     routing: &Routing<A>,
     shape: ExpertShape,
     (pairs, pairs_per_row): (usize, usize),
-) -> GemvPairs {
-    GemvPairs {
+) -> Pairs {
+    Pairs {
         expert_ids: (&routing.expert_ids).into(),
         ids: (&routing.sorted_pairs).into(),
         pairs,
         experts: shape.experts,
-        pairs_per_row,
+        pairs_per_row: pairs_per_row.max(1),
+    }
+}
+
+/// The same as `quant_gemv.rs` takes those of so many tokens.
+fn gemv_pairs<A: CudaAct>(
+    ctx: &CudaContext<A>,
+    experts: &CudaExperts,
+    (routing, tokens): (&Routing<A>, usize),
+    (pairs, pairs_per_row): (usize, usize),
+) -> GemvPairs {
+    let shape = experts.shape;
+    let sizes = (pairs, shape.experts);
+    let by_groups = quant_gemv::takes_groups(ctx, &experts.slab, tokens, sizes);
+    GemvPairs {
+        of: pairs_of(routing, shape, (pairs, pairs_per_row)),
+        offsets: by_groups.then(|| (&routing.offsets).into()),
         n: shape.n,
     }
+}
+
+/// Whether products of so many tokens and pairs are tiles.
+fn takes_tiles<A: CudaAct>(
+    ctx: &CudaContext<A>,
+    experts: &CudaExperts,
+    (tokens, pairs): (usize, usize),
+) -> bool {
+    let sizes = (pairs, experts.shape.experts);
+    let by_groups = quant_gemv::takes_groups(ctx, &experts.slab, tokens, sizes);
+    tile::takes_pairs(ctx, pairs, sizes.1) && !by_groups
 }
 
 /// `out[pair, n] = x · expert(pair)ᵀ + bias(pair)`, where `pairs_per_row` pairs have a row of x; the caller has checked all arguments.
@@ -188,7 +212,7 @@ fn pair_product<A: CudaAct>(
     op: &'static str,
     (x, pairs_per_row): (&CudaBuffer<A>, usize),
     maps: ExpertProjection<'_, CudaBackend<A>>,
-    routing: &Routing<A>,
+    (routing, tokens): (&Routing<A>, usize),
     (out, pairs): (u64, usize),
 ) -> Result<()> {
     let experts = maps.matrices;
@@ -233,23 +257,24 @@ fn pair_product<A: CudaAct>(
         }
         QuantSlab::Packed(slab) if tile::is_for::<A>() => {
             let rows = TileRows::of(x, pairs / pairs_per_row.max(1), k);
-            let of = gemv_pairs(routing, experts.shape, (pairs, pairs_per_row));
+            let of = gemv_pairs(ctx, experts, (routing, tokens), (pairs, pairs_per_row));
             return quant_gemv::pairs(ctx, op, rows, of, (slab, maps.bias.into()), out);
         }
         QuantSlab::Packed(slab) => {
             let blocks = row_blocks(ctx, n, pairs);
-            let mut args = [Arg::At(0); 17];
+            let mut args = [Arg::At(0); 18];
             args[..2].copy_from_slice(&[Arg::At(out), x.into()]);
             args[2..8].copy_from_slice(&weight_args(slab));
-            args[8..13].copy_from_slice(&[
+            args[8..14].copy_from_slice(&[
+                Arg::At(slab.order.as_ref().map_or(0, Order::at)),
                 of_pair,
                 ids,
                 Arg::Int(pairs),
                 Arg::Int(k),
                 Arg::Int(slab.groups),
             ]);
-            args[13..16].copy_from_slice(&ends);
-            args[16] = Arg::Int(blocks);
+            args[14..17].copy_from_slice(&ends);
+            args[17] = Arg::Int(blocks);
             let grid = (
                 elements(op, &[pairs, blocks])?,
                 grid.1,
@@ -391,7 +416,7 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             ExpertInput::PerPair => (x, lens.pairs, 1),
         };
         let (x, rows, pairs_per_row) = x;
-        if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
+        if takes_tiles(ctx, experts.matrices, (shape.tokens, lens.pairs)) {
             let x = (TileRows::of(x, rows, shape.experts.k), pairs_per_row);
             let to = (out.at(0), false, lens.pairs);
             let epilogue = Epilogue {
@@ -401,7 +426,14 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             return tiled_product(ctx, OP, x, experts.matrices, routing, to, epilogue);
         }
         let to = (out.at(0), lens.pairs);
-        pair_product(ctx, OP, (x, pairs_per_row), experts, routing, to)
+        pair_product(
+            ctx,
+            OP,
+            (x, pairs_per_row),
+            experts,
+            (routing, shape.tokens),
+            to,
+        )
     }
 
     fn moe_gate_up(
@@ -417,7 +449,8 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         let maps = [gate, up].map(|maps| (maps, maps.matrices.shape));
         let input = ExpertInput::PerToken;
         let lens = check::moe_product(OP, (x, input), &maps, routing, out, shape)?;
-        if tile::takes_pairs(ctx, lens.pairs, shape.experts.experts) {
+        let tiled = |maps: &CudaExperts| takes_tiles(ctx, maps, (shape.tokens, lens.pairs));
+        if tiled(gate.matrices) || tiled(up.matrices) {
             let x = TileRows::of(x, shape.tokens, shape.experts.k);
             let (of, to) = ((activation, routing), (out.at(0), lens.pairs));
             return tiled_gate_up(ctx, OP, (x, shape.top_k), [gate, up], of, to);
@@ -429,15 +462,21 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         {
             let shape_of = gate.matrices.shape;
             let rows = TileRows::of(x, shape.tokens, shape_of.k);
-            let of = gemv_pairs(routing, shape_of, (lens.pairs, shape.top_k));
+            let of = gemv_pairs(
+                ctx,
+                gate.matrices,
+                (routing, shape.tokens),
+                (lens.pairs, shape.top_k),
+            );
             let maps = [(a, gate.bias.into()), (b, up.bias.into())];
             let to = (gating(activation), out.at(0));
             return quant_gemv::gated_pairs(ctx, OP, rows, of, maps, to);
         }
         let x = (x, shape.top_k);
         let gated = ctx.second_scratch(lens.out.saturating_mul(size_of::<A>()))?;
-        pair_product(ctx, OP, x, gate, routing, (gated, lens.pairs))?;
-        pair_product(ctx, OP, x, up, routing, (out.at(0), lens.pairs))?;
+        let of = (routing, shape.tokens);
+        pair_product(ctx, OP, x, gate, of, (gated, lens.pairs))?;
+        pair_product(ctx, OP, x, up, of, (out.at(0), lens.pairs))?;
         let (alpha, limit) = match activation {
             ExpertActivation::Silu => (0.0, 0.0),
             ExpertActivation::GeluTanh => {
@@ -549,13 +588,7 @@ impl<A: CudaAct> BackendQuantExperts for CudaBackend<A> {
 
 impl<A: CudaAct> BackendMarlinExperts for CudaBackend<A> {
     fn is_native_expert(weights: &QuantWeights<'_>) -> bool {
-        // The activations of a token are in one order for all of its experts.
-        let in_order = match weights {
-            QuantWeights::Gptq(layer) => layer.groups_of_inputs(),
-            QuantWeights::PackQuantized(layer) => layer.groups_of_inputs(),
-            _ => return is_native_layer(weights),
-        };
-        is_native_layer(weights) && in_order.is_ok_and(|of| group_order(&of).is_none())
+        is_native_layer(weights)
     }
 
     fn load_layer_experts(&self, experts: &[QuantWeights<'_>], cols: usize) -> Result<CudaExperts> {

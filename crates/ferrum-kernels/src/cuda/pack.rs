@@ -10,6 +10,7 @@ use crate::backend::{GgufRows, QuantWeights, check};
 use ferrum_quant::affine::{GroupParams, PackedCodes, group_order};
 use ferrum_quant::unpack::{CodeValues, SUB, UnpackedBlock, code_values, unpack_block};
 use ferrum_types::{Error, GgufQuantType, Result};
+use twox_hash::XxHash3_128;
 
 /// Numbers of a group, and of what nested scales belong to.
 pub(super) const GROUP: usize = 32;
@@ -168,9 +169,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether both can be one slab.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        self.format() == other.format() && self.order() == other.order()
+    /// Whether both can be one slab with such orders of inputs.
+    pub(super) fn is_like(&self, other: &Self, orders: Orders) -> bool {
+        let in_order = orders == Orders::OfEach || self.order() == other.order();
+        self.format() == other.format() && in_order
     }
 
     /// Writes row `row` to the row of tiles that it is row `at` of.
@@ -383,6 +385,58 @@ fn fill_layer(
     }
 }
 
+/// How many orders of inputs the parts of a slab have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Orders {
+    /// One, so that a product reads its rows of activations once.
+    One,
+    /// Each part its own: those of experts, of which a row of activations meets some.
+    OfEach,
+}
+
+/// Which input comes at which place of a slab's rows, `[k]`, or `[parts, k]` where each part has an order.
+pub(super) struct Order {
+    memory: Memory,
+    /// Of the numbers, so that two slabs can be compared.
+    hash: u128,
+}
+
+impl Order {
+    /// Where the numbers are.
+    pub(super) fn at(&self) -> u64 {
+        self.memory.at
+    }
+
+    /// That of sources that are like each other; none where they take the inputs as they come.
+    fn load<A: CudaAct>(
+        ctx: &mut CudaContext<A>,
+        op: &'static str,
+        sources: &[Source<'_>],
+        (cols, orders): (usize, Orders),
+    ) -> Result<Option<Self>> {
+        if sources.iter().all(|source| source.order().is_none()) {
+            return Ok(None);
+        }
+        let (parts, plain) = match orders {
+            Orders::One => (&sources[..1], Vec::new()),
+            Orders::OfEach => (sources, (0..).take(cols).collect::<Vec<u32>>()),
+        };
+        let each = parts.iter().map(|part| part.order().unwrap_or(&plain));
+        let numbers = each.collect::<Vec<_>>().concat();
+        let bytes = bytemuck::cast_slice(&numbers);
+        let memory = Memory::new(&ctx.shared().driver, bytes.len())?;
+        ctx.upload(op, memory.at, bytes)?;
+        let hash = XxHash3_128::oneshot(bytes);
+        Ok(Some(Self { memory, hash }))
+    }
+}
+
+impl PartialEq for Order {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash
+    }
+}
+
 /// Consecutive rows of one format.
 pub(super) struct PackedSlab {
     pub(super) format: Format,
@@ -390,8 +444,8 @@ pub(super) struct PackedSlab {
     pub(super) rows: usize,
     /// Groups of a row, those behind its numbers included.
     pub(super) groups: usize,
-    /// Which input comes at which place, where that is another order.
-    pub(super) order: Option<Memory>,
+    /// The order of inputs, where that is another than that of the file.
+    pub(super) order: Option<Order>,
     memory: Memory,
 }
 
@@ -407,6 +461,7 @@ impl PackedSlab {
         op: &'static str,
         sources: &[Source<'_>],
         (first_row, cols): (usize, usize),
+        orders: Orders,
     ) -> Result<Self> {
         let format = sources[0].format();
         let rows: usize = sources.iter().map(Source::rows).sum();
@@ -414,17 +469,13 @@ impl PackedSlab {
         let row_tile_bytes = check::elements(op, &[k_tiles, format.tile_bytes()])?;
         let bytes = check::elements(op, &[rows.div_ceil(TILE_ROWS), row_tile_bytes])?;
         let memory = Memory::new(&ctx.shared().driver, bytes)?;
-        let order = sources[0].order().map(|order| {
-            let order_memory = Memory::new(&ctx.shared().driver, 4 * order.len())?;
-            ctx.upload(op, order_memory.at, bytemuck::cast_slice(order))?;
-            Ok::<_, Error>(order_memory)
-        });
+        let order = Order::load(ctx, op, sources, (cols, orders))?;
         let slab = Self {
             format,
             first_row,
             rows,
             groups: k_tiles * TILE_GROUPS,
-            order: order.transpose()?,
+            order,
             memory,
         };
         let all: Vec<(&Source<'_>, usize)> = sources

@@ -10,7 +10,7 @@ use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::Float8Slab;
 use super::gemm::{self, COLUMNS, row_tile};
-use super::pack::Format;
+use super::pack::{Format, Orders};
 use super::quant_kernels::{kernels, weight_args};
 use super::quant_weight::{CudaQuantWeight, QuantSlab, is_native_layer};
 use super::role::{CudaAct, of_role};
@@ -134,7 +134,7 @@ fn product<A: CudaAct, T: FloatElement>(
             }
             (Some(order), _) => {
                 plain = None;
-                quantise(ctx, op, x, Arg::At(order.at), (rows, k, slab.groups))?
+                quantise(ctx, op, x, Arg::At(order.at()), (rows, k, slab.groups))?
             }
         };
         let (kernel, tile) = row_tile(rows);
@@ -165,7 +165,7 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
 
     fn load_quant_fused(&self, parts: &[GgufRows<'_>], cols: usize) -> Result<CudaQuantWeight> {
         let parts: Vec<_> = parts.iter().copied().map(QuantWeights::Gguf).collect();
-        CudaQuantWeight::load(self, "load_quant", &parts, cols)
+        CudaQuantWeight::load(self, "load_quant", &parts, cols, Orders::One)
     }
 
     fn gemm_quant<T: FloatElement>(
@@ -234,7 +234,7 @@ impl<A: CudaAct> BackendQuantMarlin for CudaBackend<A> {
         parts: &[QuantWeights<'_>],
         cols: usize,
     ) -> Result<CudaQuantWeight> {
-        CudaQuantWeight::load(self, "load_layers", parts, cols)
+        CudaQuantWeight::load(self, "load_layers", parts, cols, Orders::One)
     }
 
     fn gemm_gptq<T: FloatElement>(

@@ -5,9 +5,10 @@ use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::pack::{Format, PackedSlab, TILE_GROUPS, TILE_ROWS};
 use super::quant_kernels::{kernels, reordered, weight_args};
+use super::quant_weight::QuantSlab;
 use super::role::CudaAct;
-use super::tile_operands::{TileOut, TileRows};
-use super::weight::row_stride;
+use super::tile;
+use super::tile_operands::{Pairs, TileOut, TileRows};
 use crate::backend::check::elements;
 use ferrum_types::Result;
 
@@ -18,6 +19,7 @@ pub(super) const MAX_ROWS: usize = 8;
 const WARPS: usize = 8;
 const MAX_STAGES: usize = 3;
 const MIN_STAGES: usize = 2;
+const LOOKUP_BYTES: usize = 256 * 32 * 4;
 
 /// Blocks that share a processor, at most. They leave room for a block of the kernel behind, which asks for its weights before this
 /// one has ended.
@@ -32,7 +34,8 @@ fn shared_bytes(format: Format, rows: usize, stages: usize) -> usize {
     };
     let factors = TILE_GROUPS * halves * (TILE_ROWS + 2) * 8;
     let sums = 2 * TILE_ROWS * if rows > 1 { MAX_ROWS } else { 1 } * 4;
-    WARPS * (stages * format.tile_bytes() + factors + sums)
+    let lookup = if format.table > 0 { LOOKUP_BYTES } else { 0 };
+    lookup + WARPS * (stages * format.tile_bytes() + factors + sums)
 }
 
 /// Warps that share a row of `k_tiles` tiles, of which a block makes several at once where k is short. Each of the block's threads writes a
@@ -52,20 +55,23 @@ struct Launch {
 }
 
 impl Launch {
-    /// That of so many rows of tiles for one row of x, or for more. More blocks on a processor are better than more stages.
+    /// That of so many rows of tiles for one row of x, or for more, with as many bytes of shared memory `beside` what tiles take. More blocks
+    /// on a processor are better than more stages.
     fn of<A: CudaAct>(
         ctx: &CudaContext<A>,
         format: Format,
         (row_tiles, k_tiles, rows): (usize, usize, usize),
+        beside: usize,
     ) -> Self {
+        let shared = |stages| shared_bytes(format, rows, stages) + beside;
         // Each block takes 1 KiB more for itself.
         let processor = ctx.shared().processor_shared;
-        let fit = |stages| processor / (shared_bytes(format, rows, stages) + (1 << 10));
+        let fit = |stages| processor / (shared(stages) + (1 << 10));
         let stages = match fit(MAX_STAGES) >= BLOCKS {
             true => MAX_STAGES,
             false => MIN_STAGES,
         };
-        let shared = shared_bytes(format, rows, stages);
+        let shared = shared(stages);
         let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
         // A block makes several rows of tiles only where all blocks have some.
         let mut along = warps_along(k_tiles, rows);
@@ -81,19 +87,6 @@ impl Launch {
     }
 }
 
-/// Where the rows of x are as the kernels read them, in the order of the slab, and their stride.
-fn rows_of<A: CudaAct>(
-    ctx: &mut CudaContext<A>,
-    op: &'static str,
-    x: TileRows,
-    slab: &PackedSlab,
-) -> Result<[Arg; 2]> {
-    let stride = row_stride(x.k);
-    let order = slab.order.as_ref().map_or(0, |order| order.at);
-    let at = reordered(ctx, op, x, (order, stride))?;
-    Ok([Arg::At(at), Arg::Int(stride)])
-}
-
 /// The rows of x with a slab.
 pub(super) fn product<A: CudaAct>(
     ctx: &mut CudaContext<A>,
@@ -106,10 +99,11 @@ pub(super) fn product<A: CudaAct>(
         return Ok(());
     }
     let tiles = (out.columns.div_ceil(TILE_ROWS), slab.groups / TILE_GROUPS);
-    let launch = Launch::of(ctx, slab.format, (tiles.0, tiles.1, x.rows));
+    let launch = Launch::of(ctx, slab.format, (tiles.0, tiles.1, x.rows), 0);
     let mut args = [Arg::At(0); 17];
     args[..2].copy_from_slice(&[Arg::At(out.at), out.is_f32.into()]);
-    args[2..4].copy_from_slice(&rows_of(ctx, op, x, slab)?);
+    let rows = reordered(ctx, op, (x, None), Some(slab))?;
+    args[2..4].copy_from_slice(&[Arg::At(rows.at), Arg::Int(rows.stride)]);
     args[4..10].copy_from_slice(&weight_args(slab));
     args[10..].copy_from_slice(&[
         Arg::Int(x.rows),
@@ -125,21 +119,55 @@ pub(super) fn product<A: CudaAct>(
     ctx.launch(op, (KernelFile::QuantGemv, kernel), launch.grid, args)
 }
 
-/// Pairs of tokens and experts, by expert.
+/// Pairs of tokens and experts.
 #[derive(Clone, Copy)]
 pub(super) struct GemvPairs {
-    pub(super) expert_ids: Arg,
-    pub(super) ids: Arg,
-    pub(super) pairs: usize,
-    pub(super) experts: usize,
-    /// Pairs of one token, which read one row of x.
-    pub(super) pairs_per_row: usize,
+    pub(super) of: Pairs,
+    /// Where the pairs of each expert begin, if up to [`MAX_ROWS`] of them are one product: a group. Else each is one.
+    pub(super) offsets: Option<Arg>,
     /// Rows of an expert's matrix, which are the columns of the output.
     pub(super) n: usize,
 }
 
+/// `PAIR_PARAMS` of `kernels/quant_pairs.cuh`.
+const PAIR_ARGS: usize = 22;
+
+/// Bytes of a group in shared memory.
+const GROUP_BYTES: usize = 8;
+
+/// Groups of so many pairs, at most: each expert that has pairs has at most one that is not full.
+fn most_groups(pairs: usize, experts: usize) -> usize {
+    pairs / MAX_ROWS + experts.min(pairs)
+}
+
+/// Whether the pairs of so many tokens are products by groups: where some experts are likely to have several, and not so many that tiles
+/// unpack a weight for fewer instructions.
+pub(super) fn takes_groups<A: CudaAct>(
+    ctx: &CudaContext<A>,
+    slab: &QuantSlab,
+    tokens: usize,
+    (pairs, experts): (usize, usize),
+) -> bool {
+    let QuantSlab::Packed(slab) = slab else {
+        return false;
+    };
+    let several = tokens > 1 && 2 * pairs >= experts && pairs <= MAX_ROWS * experts;
+    let groups = most_groups(pairs, experts) * GROUP_BYTES;
+    let shared = shared_bytes(slab.format, MAX_ROWS, MIN_STAGES) + groups;
+    let fits = shared <= ctx.shared().max_shared;
+    tile::is_for::<A>() && several && fits && !ctx.backend.batch_invariant()
+}
+
 impl GemvPairs {
-    /// RowTiles of a pair, at most: an expert may begin and end within one.
+    /// Products, and rows of x of each.
+    fn products(&self) -> (usize, usize) {
+        match self.offsets {
+            Some(_) => (most_groups(self.of.pairs, self.of.experts), MAX_ROWS),
+            None => (self.of.pairs, 1),
+        }
+    }
+
+    /// Rows of tiles of a product, at most: an expert may begin and end within one.
     fn row_tiles(&self) -> usize {
         match self.n.is_multiple_of(TILE_ROWS) {
             true => self.n / TILE_ROWS,
@@ -155,21 +183,28 @@ impl GemvPairs {
         x: TileRows,
         (slab, bias): (&PackedSlab, Arg),
         out: u64,
-    ) -> Result<(Launch, [Arg; 20])> {
-        let row_tiles = elements(op, &[self.pairs, self.row_tiles()])?;
-        let k_tiles = slab.groups / TILE_GROUPS;
-        let launch = Launch::of(ctx, slab.format, (row_tiles, k_tiles, 1));
-        let mut args = [Arg::At(out); 20];
-        args[1..3].copy_from_slice(&rows_of(ctx, op, x, slab)?);
+    ) -> Result<(Launch, [Arg; PAIR_ARGS])> {
+        let (products, rows_of_x) = self.products();
+        let row_tiles = elements(op, &[products, self.row_tiles()])?;
+        let (k_tiles, format) = (slab.groups / TILE_GROUPS, slab.format);
+        let beside = self.offsets.map_or(0, |_| products * GROUP_BYTES);
+        let launch = Launch::of(ctx, format, (row_tiles, k_tiles, rows_of_x), beside);
+        // Groups lie behind all else in shared memory.
+        let groups_at = shared_bytes(format, rows_of_x, launch.stages);
+        let mut args = [Arg::At(out); PAIR_ARGS];
+        let rows = reordered(ctx, op, (x, Some(&self.of)), Some(slab))?;
+        args[1..3].copy_from_slice(&[Arg::At(rows.at), Arg::Int(rows.stride)]);
         args[3..9].copy_from_slice(&weight_args(slab));
         args[9..].copy_from_slice(&[
-            self.expert_ids,
-            self.ids,
-            Arg::Int(self.pairs),
+            self.of.expert_ids,
+            self.offsets.unwrap_or(Arg::At(0)),
+            self.of.ids,
+            Arg::Int(self.of.pairs),
+            Arg::Int(groups_at),
             Arg::Int(slab.groups),
             Arg::Int(self.n),
-            Arg::Int(self.experts),
-            Arg::Int(self.pairs_per_row.max(1)),
+            Arg::Int(self.of.experts),
+            Arg::Int(rows.pairs_per_row),
             Arg::Int(self.row_tiles()),
             Arg::Int(launch.stages),
             Arg::Int(launch.along),
@@ -189,14 +224,17 @@ pub(super) fn pairs<A: CudaAct>(
     out: u64,
 ) -> Result<()> {
     let (launch, args) = of.launch(ctx, op, x, (slab, bias), out)?;
-    let kernel = (KernelFile::QuantPairs, kernels(slab.format).gemv.pairs);
+    let gemv = kernels(slab.format).gemv;
+    let kernel = match of.offsets {
+        Some(_) => (KernelFile::QuantGroups, gemv.groups),
+        None => (KernelFile::QuantPairs, gemv.pairs),
+    };
     ctx.launch(op, kernel, launch.grid, args)
 }
 
-/// Whether [`gated_pairs`] takes these two: matrices of one format that read x in its own order.
+/// Whether [`gated_pairs`] takes these two: matrices of one format that read x in one order.
 pub(super) fn takes_gated(gate: &PackedSlab, up: &PackedSlab) -> bool {
-    let plain = gate.order.is_none() && up.order.is_none();
-    plain && gate.format == up.format && gate.groups == up.groups
+    gate.order == up.order && gate.format == up.format && gate.groups == up.groups
 }
 
 /// The same with two matrices, gate and up, whose sums become one number by `activation`: its kind, as
@@ -210,17 +248,21 @@ pub(super) fn gated_pairs<A: CudaAct>(
     (activation, out): ((usize, f32, f32), u64),
 ) -> Result<()> {
     let (launch, common) = of.launch(ctx, op, x, gate, out)?;
-    let mut args = [Arg::At(0); 25];
-    args[..20].copy_from_slice(&common);
+    let mut args = [Arg::At(0); PAIR_ARGS + 5];
+    args[..PAIR_ARGS].copy_from_slice(&common);
     let (kind, alpha, limit) = activation;
-    args[20..].copy_from_slice(&[
+    args[PAIR_ARGS..].copy_from_slice(&[
         Arg::At(up.0.at()),
         up.1,
         Arg::Int(kind),
         Arg::Float(alpha),
         Arg::Float(limit),
     ]);
-    let kernel = (KernelFile::QuantPairs, kernels(gate.0.format).gemv.gated);
+    let gemv = kernels(gate.0.format).gemv;
+    let kernel = match of.offsets {
+        Some(_) => (KernelFile::QuantGroups, gemv.gated_groups),
+        None => (KernelFile::QuantPairs, gemv.gated),
+    };
     ctx.launch(op, kernel, launch.grid, args)
 }
 

@@ -5,9 +5,10 @@
 
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
-use super::pack::{Format, PackedSlab};
+use super::pack::{Format, Order, PackedSlab};
 use super::role::CudaAct;
-use super::tile_operands::TileRows;
+use super::tile_operands::{Arranged, Pairs, TileRows};
+use super::weight::row_stride;
 use crate::backend::check::elements;
 use ferrum_types::Result;
 
@@ -25,7 +26,7 @@ pub(super) struct Kernels {
     pub(super) gemv: Gemv,
 }
 
-/// Kernels of `quant_gemv.cu` and `quant_pairs.cu`.
+/// Kernels of `quant_gemv.cu`, `quant_pairs.cu` and `quant_groups.cu`.
 pub(super) struct Gemv {
     /// Of one row.
     pub(super) one: &'static str,
@@ -35,6 +36,10 @@ pub(super) struct Gemv {
     pub(super) pairs: &'static str,
     /// Of pairs with two matrices, gate and up, which become one number.
     pub(super) gated: &'static str,
+    /// Of up to eight pairs of an expert.
+    pub(super) groups: &'static str,
+    /// The same with two matrices.
+    pub(super) gated_groups: &'static str,
 }
 
 /// Those of this format.
@@ -58,6 +63,8 @@ pub(super) fn kernels(format: Format) -> Kernels {
                     eight: concat!("quant_gemv_", $gemv, "_8"),
                     pairs: concat!("quant_pairs_", $gemv),
                     gated: concat!("quant_gated_", $gemv),
+                    groups: concat!("quant_groups_", $gemv),
+                    gated_groups: concat!("quant_gated_groups_", $gemv),
                 },
             }
         };
@@ -96,25 +103,45 @@ pub(super) fn weight_args(slab: &PackedSlab) -> [Arg; WEIGHT_ARGS] {
     ]
 }
 
-/// The rows of x with a stride, zeros behind their elements, which come in the order at `order` unless that is null.
+/// The rows of x with a stride, zeros behind their elements, which come in the order of `slab` if that has one. Where each expert has an order,
+/// each pair gets a row of its own.
 pub(super) fn reordered<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: TileRows,
-    (order, stride): (u64, usize),
-) -> Result<u64> {
-    if order == 0 && stride == x.k {
-        return Ok(x.at);
+    (x, pairs): (TileRows, Option<&Pairs>),
+    slab: Option<&PackedSlab>,
+) -> Result<Arranged> {
+    let order = slab.and_then(|slab| slab.order.as_ref());
+    let stride = row_stride(x.k);
+    let mut arranged = Arranged {
+        at: x.at,
+        stride,
+        row_scales: Arg::At(0),
+        pairs_per_row: pairs.map_or(1, |of| of.pairs_per_row),
+    };
+    if order.is_none() && stride == x.k {
+        return Ok(arranged);
     }
-    let at = ctx.scratch(elements(op, &[x.rows, stride, 2])?)?;
+    let of_experts = pairs.filter(|_| order.is_some());
+    let rows = of_experts.map_or(x.rows, |of| of.pairs);
+    let (expert_ids, experts, share) = of_experts.map_or((Arg::At(0), 1, 1), |of| {
+        (of.expert_ids, of.experts, of.pairs_per_row)
+    });
+    arranged.at = ctx.scratch(elements(op, &[rows, stride, 2])?)?;
     let args = [
-        Arg::At(at),
+        Arg::At(arranged.at),
         Arg::At(x.at),
-        Arg::At(order),
+        Arg::At(order.map_or(0, Order::at)),
+        expert_ids,
+        Arg::Int(experts),
+        Arg::Int(share),
         Arg::Int(x.k),
         Arg::Int(stride),
     ];
     let kernel = (KernelFile::TileHalf, "arrange_rows");
-    ctx.launch(op, kernel, (x.rows, 256, 0), args)?;
-    Ok(at)
+    ctx.launch(op, kernel, (rows, 256, 0), args)?;
+    if of_experts.is_some() {
+        arranged.pairs_per_row = 1;
+    }
+    Ok(arranged)
 }

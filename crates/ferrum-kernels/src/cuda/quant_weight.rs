@@ -6,7 +6,7 @@ use super::CudaBackend;
 use super::compiler::KernelFile;
 use super::context::CudaContext;
 use super::float8::{self, Float8Slab};
-use super::pack::{Format, GROUP, PackedSlab, Source};
+use super::pack::{Format, GROUP, Orders, PackedSlab, Source};
 use super::role::CudaAct;
 use super::tile;
 use super::weight::{self, Slab};
@@ -59,9 +59,10 @@ impl<'a> Native<'a> {
         }
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    /// Whether both can be one slab with such orders of inputs.
+    fn is_like(&self, other: &Self, orders: Orders) -> bool {
         match (self, other) {
-            (Self::Packed(a), Self::Packed(b)) => a.is_like(b),
+            (Self::Packed(a), Self::Packed(b)) => a.is_like(b, orders),
             (Self::Float8(a), Self::Float8(b)) => float8::are_alike(a, b),
             _ => false,
         }
@@ -82,6 +83,7 @@ impl CudaQuantWeight {
         op: &'static str,
         parts: &[QuantWeights<'_>],
         cols: usize,
+        orders: Orders,
     ) -> Result<Self> {
         let mut ctx = CudaContext::new(device.clone())?;
         let mut loaded = Self {
@@ -96,18 +98,18 @@ impl CudaQuantWeight {
                 device.shared.prepare(native.files(device));
             }
             let joins = match (&native, waiting.first()) {
-                (Some(native), Some(first)) => first.is_like(native),
+                (Some(native), Some(first)) => first.is_like(native, orders),
                 (_, first) => first.is_none(),
             };
             if !joins {
-                loaded.add_native(&mut ctx, op, std::mem::take(&mut waiting))?;
+                loaded.add_native(&mut ctx, op, std::mem::take(&mut waiting), orders)?;
             }
             match native {
                 Some(native) => waiting.push(native),
                 None => loaded.add_dense(device, op, part)?,
             }
         }
-        loaded.add_native(&mut ctx, op, waiting)?;
+        loaded.add_native(&mut ctx, op, waiting, orders)?;
         ctx.finish(op)?;
         Ok(loaded)
     }
@@ -118,6 +120,7 @@ impl CudaQuantWeight {
         ctx: &mut CudaContext<A>,
         op: &'static str,
         parts: Vec<Native<'_>>,
+        orders: Orders,
     ) -> Result<()> {
         let (mut sources, mut layers) = (Vec::new(), Vec::new());
         for part in parts {
@@ -129,7 +132,7 @@ impl CudaQuantWeight {
         let place = (self.rows, self.cols);
         let packed: usize = sources.iter().map(Source::rows).sum();
         if packed > 0 && self.cols > 0 {
-            let slab = PackedSlab::load(ctx, op, &sources, place)?;
+            let slab = PackedSlab::load(ctx, op, &sources, place, orders)?;
             self.slabs.push(QuantSlab::Packed(slab));
         }
         self.rows += packed;

@@ -13,12 +13,12 @@ use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
-use super::pack::{GROUP, PackedSlab};
+use super::pack::{GROUP, PackedSlab, TILE_GROUPS, TILE_ROWS};
 use super::quant_gemv;
 use super::quant_kernels::{self, WEIGHT_ARGS, weight_args};
 use super::quant_weight::QuantSlab;
 use super::role::{CudaAct, of_role};
-use super::tile_operands::{TileOut, TileRows};
+use super::tile_operands::{Arranged, Pairs, TileOut, TileRows};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
 use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
@@ -30,6 +30,9 @@ pub(super) const GEMV_MAX_ROWS: usize = 4;
 /// Rows from which a quantised weight becomes 16 bits for NVIDIA's library. By an H200's figures, writing and reading that takes as
 /// long as what tiles lose at about 150 rows; where both take as long has not been measured.
 const UNPACKED_ROWS: usize = 256;
+
+/// Threads of a block that unpacks a tile: `UNPACK_WARPS` of `quant.cu`.
+const UNPACK_THREADS: u32 = 32 * 4;
 
 /// Most bytes of a weight that are unpacked at once.
 const UNPACKED_BYTES: usize = 96 << 20;
@@ -156,12 +159,9 @@ impl TileOut {
 /// Rows that are pairs of tokens and experts, by expert.
 #[derive(Clone, Copy)]
 pub(super) struct TilePairs {
-    pub(super) ids: Arg,
+    pub(super) of: Pairs,
+    /// Where the pairs of each expert begin.
     pub(super) offsets: Arg,
-    pub(super) pairs: usize,
-    pub(super) experts: usize,
-    /// Pairs of one token, which read one row of x.
-    pub(super) pairs_per_row: usize,
 }
 
 /// Epilogue of a sum before it is written.
@@ -388,8 +388,8 @@ fn unpacked<A: CudaAct>(
     let Some(blas) = shared.blas() else {
         return Ok(false);
     };
-    let (at, ..) = arranged(ctx, op, x, TileWeight::Packed(slab))?;
-    let x = TileRows { at, ..x };
+    let rows = arranged(ctx, op, (x, None), TileWeight::Packed(slab))?;
+    let x = TileRows { at: rows.at, ..x };
     let row_bytes = elements(op, &[x.k, 2])?;
     let most = (UNPACKED_BYTES / row_bytes / blas::ALIGNED_START).max(1) * blas::ALIGNED_START;
     let most = most.min(out.columns);
@@ -405,16 +405,16 @@ fn unpacked<A: CudaAct>(
     );
     for first in (0..out.columns).step_by(most) {
         let columns = most.min(out.columns - first);
-        let total = elements(op, &[columns, groups])?;
+        let tiles = elements(op, &[columns.div_ceil(TILE_ROWS), groups / TILE_GROUPS])?;
         let mut args = [Arg::At(weight); 11];
         args[1..7].copy_from_slice(&weight_args(slab));
         args[7..].copy_from_slice(&[
             Arg::Long(first),
-            Arg::Long(total),
+            Arg::Int(columns),
             Arg::Int(groups),
             Arg::Int(x.k),
         ]);
-        ctx.launch_elementwise(op, kernel, elements(op, &[total, 4])?, args)?;
+        ctx.launch(op, kernel, (tiles, UNPACK_THREADS, 0), args)?;
         let out = TileOut {
             first: out.first + first,
             columns,
@@ -435,13 +435,18 @@ pub(super) fn pairs<A: CudaAct>(
     weight: TileWeight<'_>,
     (out, epilogue): (TileOut, Epilogue),
 ) -> Result<()> {
-    let mut tile = tile_of_pairs(pairs.pairs, pairs.experts);
+    let Pairs {
+        pairs: count,
+        experts,
+        ..
+    } = pairs.of;
+    let mut tile = tile_of_pairs(count, experts);
     if weight.is_f32() {
         tile = tile.min(2);
     }
-    let tile = weight.tile(ctx, tile, pairs.pairs / pairs.experts.max(1));
+    let tile = weight.tile(ctx, tile, count / experts.max(1));
     // Each expert that has pairs has at most one tile that is not full.
-    let most = pairs.pairs / tile.sizes.0 + pairs.experts.min(pairs.pairs);
+    let most = count / tile.sizes.0 + experts.min(count);
     tiles(
         ctx,
         op,
@@ -499,9 +504,10 @@ fn tiles<A: CudaAct>(
     let Tile { kernel, sizes } = tile;
     let (tile_rows, tile_columns, depth, stages) = sizes;
     let stride = row_stride(x.k);
-    let (x_at, x_stride, row_scales) = match kernel.0 {
-        KernelFile::TileE4m3 => float8::quantise(ctx, op, x)?,
-        _ => arranged(ctx, op, x, weight)?,
+    let of = pairs.as_ref().map(|pairs| &pairs.of);
+    let x_rows = match kernel.0 {
+        KernelFile::TileE4m3 => float8::quantise(ctx, op, (x, of))?,
+        _ => arranged(ctx, op, (x, of), weight)?,
     };
     let blocks = elements(op, &[row_tiles, out.columns.div_ceil(tile_columns), parts])?;
     let x_bytes = tile_rows * depth * 2;
@@ -511,19 +517,13 @@ fn tiles<A: CudaAct>(
         _ => stages * (x_bytes + RAW_BYTES * THREADS as usize) + 2 * w_bytes,
     };
     let grid = (blocks, THREADS, shared);
-    let (ids, offsets, rows, experts, pairs_per_row) = match pairs {
-        Some(of) => (
-            of.ids,
-            of.offsets,
-            of.pairs,
-            of.experts,
-            of.pairs_per_row.max(1),
-        ),
-        None => (Arg::At(0), Arg::At(0), x.rows, 0, 1),
+    let (ids, offsets, rows, experts) = match pairs {
+        Some(TilePairs { of, offsets }) => (of.ids, offsets, of.pairs, of.experts),
+        None => (Arg::At(0), Arg::At(0), x.rows, 0),
     };
     let common = [
-        Arg::At(x_at),
-        Arg::Int(x_stride),
+        Arg::At(x_rows.at),
+        Arg::Int(x_rows.stride),
         Arg::Int(rows),
         Arg::Int(row_tiles),
         Arg::Int(out.columns),
@@ -532,11 +532,11 @@ fn tiles<A: CudaAct>(
         out.is_f32.into(),
         Arg::Long(out.first),
         Arg::Long(out.n),
-        row_scales,
+        x_rows.row_scales,
         ids,
         offsets,
         Arg::Int(experts),
-        Arg::Int(pairs_per_row),
+        Arg::Int(x_rows.pairs_per_row),
         epilogue.bias,
         epilogue.gate,
         Arg::Int(epilogue.activation),
@@ -582,10 +582,11 @@ fn with_weight<const N: usize>(common: &[Arg], weight: &[Arg]) -> [Arg; N] {
 fn arranged<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
-    x: TileRows,
+    (x, pairs): (TileRows, Option<&Pairs>),
     weight: TileWeight<'_>,
-) -> Result<(u64, usize, Arg)> {
+) -> Result<Arranged> {
     let stride = row_stride(x.k);
+    let pairs_per_row = pairs.map_or(1, |of| of.pairs_per_row);
     let bytes = elements(op, &[x.rows, stride, 2])?;
     let sizes = [Arg::Int(x.k), Arg::Int(stride)];
     let grid = (x.rows, 256, 0);
@@ -599,7 +600,12 @@ fn arranged<A: CudaAct>(
             let args = [Arg::At(at), Arg::At(x.at), sizes[0], sizes[1]];
             let kernel = (KernelFile::TileHalf, "arrange_rows_bf16");
             ctx.launch(op, kernel, grid, args)?;
-            return Ok((at, 2 * stride, Arg::At(0)));
+            return Ok(Arranged {
+                at,
+                stride: 2 * stride,
+                row_scales: Arg::At(0),
+                pairs_per_row,
+            });
         }
         Some(SrcDtype::F16) => {
             let bytes = bytes.next_multiple_of(16);
@@ -608,16 +614,20 @@ fn arranged<A: CudaAct>(
             let args = [Arg::At(at), scales, Arg::At(x.at), sizes[0], sizes[1]];
             let kernel = (KernelFile::TileHalf, "arrange_rows_f16");
             ctx.launch(op, kernel, grid, args)?;
-            return Ok((at, stride, scales));
+            return Ok(Arranged {
+                at,
+                stride,
+                row_scales: scales,
+                pairs_per_row,
+            });
         }
         Some(SrcDtype::F32) | None => {}
     }
-    let order = match weight {
-        TileWeight::Packed(slab) => slab.order.as_ref().map_or(0, |order| order.at),
-        TileWeight::Dense { .. } | TileWeight::Float8(_) => 0,
+    let slab = match weight {
+        TileWeight::Packed(slab) => Some(slab),
+        TileWeight::Dense { .. } | TileWeight::Float8(_) => None,
     };
-    let at = quant_kernels::reordered(ctx, op, x, (order, stride))?;
-    Ok((at, stride, Arg::At(0)))
+    quant_kernels::reordered(ctx, op, (x, pairs), slab)
 }
 
 /// A product of up to [`GEMV_MAX_ROWS`] rows with floats.
@@ -644,14 +654,14 @@ fn streamed<A: CudaAct>(
         at: weight,
         dtype: A::WEIGHT,
     };
-    let (x_at, ..) = arranged(ctx, op, x, as_rows)?;
+    let x_rows = arranged(ctx, op, (x, None), as_rows)?;
     let warps = out.columns.div_ceil(columns_of_warp);
     let parts = parts_of_columns(warps, stride, ctx.shared().multiprocessors);
     let blocks = warps.div_ceil(4 / parts);
     let args = [
         Arg::At(out.at),
         out.is_f32.into(),
-        Arg::At(x_at),
+        Arg::At(x_rows.at),
         Arg::At(weight),
         Arg::Int(x.rows),
         Arg::Int(stride),

@@ -151,14 +151,20 @@ struct RowCodes {
         : first(shared), last(shared + groups), scales(reinterpret_cast<float*>(shared + 2 * groups + (groups + 1) / 2)),
           sums(reinterpret_cast<int2*>(shared + 2 * groups)) {}
 
-    // A thread for each group.
-    __device__ __forceinline__ void make(const Act::Stored* x, int groups, int k) {
+    // A thread for each group, whose elements come in the order at `order` unless that is null.
+    __device__ __forceinline__ void make(const Act::Stored* x, const int* order, int groups, int k) {
         for (int g = threadIdx.x; g < groups; g += blockDim.x) {
             float values[32];
 #pragma unroll
             for (int i = 0; i < 32; i += 8) {
+                int at = g * 32 + i;
                 float some[8];
-                x8<Act>(x, g * 32 + i, k, is_wide(g * 32 + i, k), some);
+                if (order) {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) some[j] = at + j < k ? Act::read(x + order[at + j]) : 0.0f;
+                } else {
+                    x8<Act>(x, at, k, is_wide(at, k), some);
+                }
 #pragma unroll
                 for (int j = 0; j < 8; j++) values[i + j] = some[j];
             }
@@ -188,8 +194,8 @@ struct RowCodes {
 // are `step` apart, from `column` on, rows of the weight from `weight_row` on. Groups go around a ring of AHEAD, so that as many
 // are always on their way. The sums are those of `lane_sums`.
 template <int BITS>
-__device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored* x, const Weight& w, int64_t weight_row, int k,
-                                            int groups, int columns, int column, int step) {
+__device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored* x, const int* order, const Weight& w,
+                                            int64_t weight_row, int k, int groups, int columns, int column, int step) {
     extern __shared__ uint4 shared[];
     const int AHEAD = BITS <= 4 ? 6 : 4;
     int lane = threadIdx.x % 32, chunks = max((groups + 31) / 32, 1);
@@ -204,7 +210,7 @@ __device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored*
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) ask(ring[i]);
     RowCodes codes(shared, groups);
-    codes.make(x, groups, k);
+    codes.make(x, order, groups, k);
     __syncthreads();
     float sum = 0;
     int chunk = 0;
@@ -230,11 +236,12 @@ __device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored*
     }
 }
 
-// As `pair_product` in gemm.cu: `blocks` blocks for each pair. The rows of all experts are one matrix.
+// As `pair_product` in gemm.cu: `blocks` blocks for each pair. The rows of all experts are one matrix; `order`, or null, is
+// `[experts, k]`.
 #define QUANT_MOE(NAME, BITS)                                                                                           \
     KERNEL __launch_bounds__(128, 4)                                                                                    \
-        NAME(Act::Stored* out, const Act::Stored* x, WEIGHT_PARAMS, const int* expert_ids, const int* ids, int pairs,   \
-             int k, int groups, int n, int experts, int share, int blocks) {                                            \
+        NAME(Act::Stored* out, const Act::Stored* x, WEIGHT_PARAMS, const int* order, const int* expert_ids,            \
+             const int* ids, int pairs, int k, int groups, int n, int experts, int share, int blocks) {                 \
         Weight w = WEIGHT;                                                                                              \
         wait_for_previous();                                                                                            \
         int pair = ids[int(blockIdx.x) / blocks];                                                                       \
@@ -242,8 +249,9 @@ __device__ __forceinline__ void row_product(Act::Stored* out, const Act::Stored*
         int expert = expert_ids[pair];                                                                                  \
         if (expert < 0 || expert >= experts) return;                                                                    \
         int warp = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32;                                                \
-        row_product<BITS>(out + int64_t(pair) * n, x + int64_t(pair / share) * k, w, int64_t(expert) * n, k, groups, n, \
-                          warp, blocks * 4);                                                                            \
+        row_product<BITS>(out + int64_t(pair) * n, x + int64_t(pair / share) * k,                                       \
+                          order ? order + int64_t(expert) * k : nullptr, w, int64_t(expert) * n, k, groups, n, warp,    \
+                          blocks * 4);                                                                                  \
     }
 QUANT_MOE(quant_moe_2, 2)
 QUANT_MOE(quant_moe_3, 3)
@@ -295,31 +303,70 @@ QUANT_EMBEDDING(quant_embedding_8, 8)
 
 // ---- weights as Act ------------------------------------------------------------------------------------------------------
 
-// Rows of the weight from `first` on as activations are, for products of many rows. Four threads have a group, eight numbers each.
+// Rows of the weight from `first` on, a multiple of a tile's rows, as activations are, for products of many rows. A block has a
+// tile of which each warp makes rows, so that it writes 512 B beside each other; four lanes have a group, eight numbers each.
 #ifdef ACT_16
+// The codes of the eight numbers from 8 · `part` on of a group, four to a word, as `codes_of` makes all of them.
 template <int BITS>
-__device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, int64_t total, int groups, int k) {
+__device__ __forceinline__ void eight_codes(const GroupPlace& at, int part, int table, uint32_t (&q)[2]) {
+    int odd = part % 2, behind = part / 2;
+    const uint8_t *low = at.tile + group_offset<low_pieces(BITS)>(at.row, at.g), *high = at.tile + high_of_tile(BITS);
+    auto two_bits = [&](const uint8_t* plane) {
+        uint32_t word = reinterpret_cast<const uint32_t*>(plane)[odd] >> 2 * behind;
+        return make_uint2(word & 0x03030303u, word >> 4 & 0x03030303u);
+    };
+    auto four_bits = [&](const uint8_t* plane) {
+        uint2 words = load8(plane + 8 * odd);
+        return make_uint2(words.x >> 4 * behind & 0x0f0f0f0fu, words.y >> 4 * behind & 0x0f0f0f0fu);
+    };
+    uint2 codes = BITS < 4 ? two_bits(low) : four_bits(low);
+    if (BITS == 3 || BITS == 5) {
+        uint32_t word = *reinterpret_cast<const uint32_t*>(high + group_offset<2>(at.row, at.g)) >> 4 * odd + behind;
+        codes.x |= (word & 0x01010101u) << (BITS - 1), codes.y |= (word >> 2 & 0x01010101u) << (BITS - 1);
+    }
+    if (BITS == 6 || BITS == 8) {
+        uint2 upper = BITS == 6 ? two_bits(high + group_offset<4>(at.row, at.g)) : four_bits(high + group_offset<8>(at.row, at.g));
+        codes.x |= upper.x << 4, codes.y |= upper.y << 4;
+    }
+    if (BITS == 4 && table) {
+        uint4 values = table_of(table);
+        codes.x = uint32_t(look_up(codes.x, values)), codes.y = uint32_t(look_up(codes.y, values));
+    }
+    q[0] = codes.x, q[1] = codes.y;
+}
+constexpr int UNPACK_WARPS = 4;
+template <int BITS>
+__device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, int rows, int groups, int k) {
     wait_for_previous();
-    int64_t number = thread_number() / 4;
-    int part = threadIdx.x % 4;
-    if (number >= total) return;
-    int row = int(number / groups), g = int(number - int64_t(row) * groups), at = g * 32 + part * 8;
+    int k_tiles = groups / TILE_GROUPS, row_tile = int(blockIdx.x) / k_tiles, k_tile = int(blockIdx.x) - row_tile * k_tiles;
+    int lane = threadIdx.x % 32, part = lane % 4, row = row_tile * TILE_ROWS + int(threadIdx.x) / 32;
+    int g = k_tile * TILE_GROUPS + lane / 4, at = g * 32 + part * 8;
     if (at >= k) return;
     GroupPlace place(w, first + row, groups, g);
-    int q[8];
-    codes_of<BITS>(load_group<BITS>(place), w.table, q);
-    float factor, rest, values[8];
-    scale_of<BITS>(w, place, part / 2, factor, rest);
-    uint32_t words[2] = {uint32_t(part & 2 ? part & 1 ? q[6] : q[4] : part & 1 ? q[2] : q[0]),
-                         uint32_t(part & 2 ? part & 1 ? q[7] : q[5] : part & 1 ? q[3] : q[1])};
+    // A byte as the fraction of 2^23, which is a float by a permutation of bytes; signed ones are 128 more.
+    bool is_signed = BITS == 8 || w.table;
+    const uint32_t flip = is_signed ? 0x80808080u : 0u;
+    const float bias = 8388608.0f + (is_signed ? 128.0f : 0.0f) + float(w.zero);
+    out += int64_t(row) * k + at;
+    // A tile has all of its rows, if only as zeros.
 #pragma unroll
-    for (int j = 0; j < 8; j++) values[j] = factor * float(int8_t(words[j / 4] >> 8 * byte_of(j % 4)) - w.zero) + rest;
-    Act::write8(out + int64_t(row) * k + at, values);
+    for (int i = 0; i < TILE_ROWS / UNPACK_WARPS; i++, place.row += UNPACK_WARPS, out += UNPACK_WARPS * k) {
+        uint32_t q[2];
+        eight_codes<BITS>(place, part, w.table, q);
+        float factor, rest, values[8];
+        scale_of<BITS>(w, place, part / 2, factor, rest);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float code = __uint_as_float(__byte_perm(q[j / 4] ^ flip, 0x4b000000u, 0x7440 | byte_of(j % 4))) - bias;
+            values[j] = factor * code + rest;
+        }
+        if (row + i * UNPACK_WARPS < rows) Act::write8(out, values);
+    }
 }
 #define UNPACK(BITS)                                                                                                    \
-    KERNEL unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int64_t total, int groups, int k) {               \
+    KERNEL __launch_bounds__(32 * UNPACK_WARPS) unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int rows, int groups, int k) { \
         Weight w = WEIGHT;                                                                                              \
-        unpack<BITS>(out, w, first, total, groups, k);                                                                  \
+        unpack<BITS>(out, w, first, rows, groups, k);                                                                   \
     }
 UNPACK(2)
 UNPACK(3)

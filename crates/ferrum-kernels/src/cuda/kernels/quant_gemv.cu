@@ -6,13 +6,14 @@
 struct DenseTiles {
     static constexpr int MATRICES = 1;
     void* out;
-    int is_f32, columns;
+    int is_f32, rows, columns;
     int64_t first, n;
 
     __device__ __forceinline__ const uint8_t* second_tiles() const { return nullptr; }
     __device__ __forceinline__ RowTile operator()(int number) const {
-        return {number, 0, min(columns - number * TILE_ROWS, TILE_ROWS), 0, first + int64_t(number) * TILE_ROWS, 0};
+        return {number, 0, min(columns - number * TILE_ROWS, TILE_ROWS), 0, rows, first + int64_t(number) * TILE_ROWS, 0};
     }
+    __device__ __forceinline__ int64_t x_row(const RowTile&, int row) const { return min(row, rows - 1); }
     __device__ __forceinline__ void write(const RowTile& row_tile, int row_of_x, int row, const float (&sums)[1]) const {
         int64_t at = row_of_x * n + row_tile.out + row;
         if (is_f32) static_cast<float*>(out)[at] = sums[0];
@@ -24,8 +25,8 @@ struct DenseTiles {
         NAME(void* out, int is_f32, const uint16_t* x, int stride, WEIGHT_PARAMS, int rows, int groups, int columns,    \
              int64_t first, int64_t n, int stages, int along) {                                                                                \
         Weight w = WEIGHT;                                                                                              \
-        GemvInput in = {x, stride, rows};                                                                               \
-        DenseTiles row_tiles = {out, is_f32, columns, first, n};                                                          \
+        GemvInput in = {x, stride};                                                                                     \
+        DenseTiles row_tiles = {out, is_f32, rows, columns, first, n};                                                          \
         gemv_row_tiles<PackedTile<BITS, TABLE>, MANY, true>(row_tiles, (columns + TILE_ROWS - 1) / TILE_ROWS, w, groups, stages, along, in);     \
     }
 #define QUANT_GEMV_BITS(NAME, BITS, TABLE)                                                                              \

@@ -9,6 +9,9 @@
 // of such numbers is exact: scales, minimums and what the bias adds (BIAS times the sum of the activations, a product with ones)
 // are applied to the f32 sums of each 32 or 16 numbers. Activations stay as they are.
 //
+// Codes of a table have no such form: a byte, which is two of them, is looked up in shared memory, where each lane has the
+// numbers of all bytes in a bank of its own.
+//
 // A row's sums have one order, whichever rows are beside it.
 #pragma once
 #include "packed.cuh"
@@ -35,11 +38,33 @@ __device__ __forceinline__ void mma_act(float (&c)[4], const uint32_t (&a)[4], c
     else mma_bf16(c, a, b[0], b[1]);
 }
 
-// 16 rows of a matrix, of which those from `begin` to before `end` are wanted, and what belongs to them.
+// The numbers that the two codes of a byte stand for, as a word of 16-bit elements, for each byte and lane.
+constexpr int LOOKUP_BYTES = 256 * 32 * 4;
+
+// Writes them: a thread for each byte, whose words are a line of 128 B.
+__device__ __forceinline__ void make_lookup(uint4* lookup, int table) {
+    uint4 values = table_of(table);
+    for (int byte = threadIdx.x; byte < 256; byte += blockDim.x) {
+        int both = look_up((byte & 15) | (byte >> 4) << 8, values);
+        uint32_t word = Act::pack2(float(int8_t(both)), float(int8_t(both >> 8)));
+        // In other lines' order each, so that the stores of lanes beside each other go to different banks.
+#pragma unroll
+        for (int i = 0; i < 8; i++) lookup[byte * 8 + (i + byte) % 8] = make_uint4(word, word, word, word);
+    }
+}
+// What the byte at bit `at` of a word stands for.
+__device__ __forceinline__ uint32_t looked_up(const uint8_t* lookup, uint32_t codes, int at) {
+    uint32_t line = (at >= 8 ? codes >> (at - 7) : codes << 7) & 255 << 7;
+    return *reinterpret_cast<const uint32_t*>(lookup + (line | threadIdx.x % 32 * 4));
+}
+
+// 16 rows of a matrix, of which those from `begin` to before `end` are wanted, and what belongs to them: rows of x, or pairs, from
+// `first` on, and which the first of the 16 is in an output, or of an expert.
 struct RowTile {
     int64_t number;
     int begin, end;
-    int64_t x_row, out;  // of the first of the 16
+    int first, rows;
+    int64_t out;
     int expert;
 };
 
@@ -56,7 +81,9 @@ struct Masks {
 template <int BITS, bool TABLE>
 struct PackedTile {
     // Codes of eight bits are two numbers, of which the second counts sixteen times.
-    static constexpr bool WIDE = BITS == 8 || TABLE;
+    static constexpr bool WIDE = BITS == 8;
+    // The first bytes of shared memory, for all warps.
+    static constexpr int OF_BLOCK = TABLE ? LOOKUP_BYTES : 0;
     // Whether each half of a group has a scale of its own.
     static constexpr int HALVES = BITS == 2 || BITS == 3 || BITS == 6 ? 2 : 1;
     static constexpr int HIGH = high_of_tile(BITS), SCALES = scales_of_tile(BITS);
@@ -79,7 +106,7 @@ struct PackedTile {
     static __device__ __forceinline__ void make_factors(float2* factors, const uint8_t* tile, const Weight& w) {
         const uint8_t* from = tile + SCALES;
         int lane = threadIdx.x % 32, row = lane / 2, half = lane % 2;
-        const float bias = (WIDE ? BIAS + UPPER_BIAS + 128.0f : BIAS) + float(w.zero);
+        const float bias = TABLE ? 0.0f : (WIDE ? BIAS + UPPER_BIAS + 128.0f : BIAS) + float(w.zero);
         float factor[4 * HALVES], rest[4 * HALVES];
         if (w.nested) {
             uint2 both = load8(from + nested_pair(BITS, row));
@@ -133,7 +160,7 @@ struct PackedTile {
     }
 
     // From the four bits of the lower plane that `ldmatrix` has read, where it has as many.
-    static __device__ __forceinline__ LaneCodes codes(uint32_t low, const uint8_t* from, int row, int g, int table) {
+    static __device__ __forceinline__ LaneCodes codes(uint32_t low, const uint8_t* from, int row, int g) {
         int t = threadIdx.x % 4;
         if constexpr (BITS < 4) {
             uint32_t two = word<4>(from, row, g, t / 2 * 4) >> 4 * (t % 2);
@@ -143,11 +170,6 @@ struct PackedTile {
                 low |= (one & 0x01010101u) << 2 | (one & 0x02020202u) << 5;
             }
             return {low, 0};
-        } else if constexpr (TABLE) {
-            uint4 values = table_of(table);
-            uint32_t a = uint32_t(look_up(low & 0x0f0f0f0fu, values)) ^ 0x80808080u;
-            uint32_t b = uint32_t(look_up(low >> 4 & 0x0f0f0f0fu, values)) ^ 0x80808080u;
-            return {(a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4, (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u)};
         } else if constexpr (BITS == 8) {
             return {low, word<8>(from + HIGH, row, g, t * 4) ^ 0x88888888u};
         } else if constexpr (BITS == 6) {
@@ -205,16 +227,35 @@ struct PackedTile {
         }
     }
 
+    // The same where codes are looked up: the two of a byte are 16 numbers apart, and so are those of x beside each other.
+    template <bool MANY>
+    static __device__ __forceinline__ void add_looked_up(float (&sums)[4], uint32_t a, uint32_t b, const uint2 (&x)[2],
+                                                         const float2* factors, const uint8_t* lookup) {
+        int row = threadIdx.x % 32 / 4;
+        float products[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int second = 0; second < 2; second++) {
+            uint32_t first = second ? x[0].y : x[0].x, behind = second ? x[1].y : x[1].x;
+            uint32_t of_x[2] = {__byte_perm(first, behind, 0x5410), __byte_perm(first, behind, 0x7632)};
+            uint32_t of_w[4] = {looked_up(lookup, a, 8 * second), looked_up(lookup, b, 8 * second),
+                                looked_up(lookup, a, 8 * second + 16), looked_up(lookup, b, 8 * second + 16)};
+            mma_act(products, of_w, of_x);
+        }
+        float first = factors[row].x, other = factors[row + 8].x;
+#pragma unroll
+        for (int i = 0; i < (MANY ? 4 : 3); i += MANY ? 1 : 2) sums[i] = fmaf(i < 2 ? first : other, products[i], sums[i]);
+    }
+
     // Adds a tile, whose elements of x begin at `x` for this lane; unless it is WHOLE, `left` of them are there.
     template <bool MANY, bool WHOLE>
     static __device__ __forceinline__ void add(float (&sums)[4], const uint8_t* from, const float2* factors, const uint16_t* x,
-                                               int left, const Weight& w) {
+                                               int left, const Weight& w, const uint8_t* lookup) {
         int lane = threadIdx.x % 32, row = lane / 4;
         // The compiler, which knows no constants here, keeps each in one register instead of making it anew for each use.
         uint32_t nothing = uint32_t(w.zero) & 0x80000000u;
         Masks masks = {0x000f000fu | nothing, (BITS == 6 ? 0x00300030u : 0x00100010u) | nothing};
         // As far as registers go; the last tile of a row is seldom a part.
-        constexpr int UNROLL = !WHOLE ? 1 : WIDE || BITS < 4 ? 2 : TILE_GROUPS / 2;
+        constexpr int UNROLL = !WHOLE ? 1 : WIDE || BITS < 4 || BITS == 5 && MANY ? 2 : TILE_GROUPS / 2;
 #pragma unroll UNROLL
         for (int two = 0; two < TILE_GROUPS; two += 2) {
             uint32_t low[4] = {0, 0, 0, 0};
@@ -225,8 +266,13 @@ struct PackedTile {
                 uint2 of_x[2] = {make_uint2(0, 0), make_uint2(0, 0)};
                 if (WHOLE || g * 32 < left) of_x[0] = load8(x + g * 32);
                 if (WHOLE || g * 32 + 16 < left) of_x[1] = load8(x + g * 32 + 16);
-                add_group<MANY>(sums, codes(low[2 * i], from, row, g, w.table), codes(low[2 * i + 1], from, row + 8, g, w.table), of_x,
-                                factors + g * HALVES * FACTOR_STRIDE, masks);
+                const float2* of_group = factors + g * HALVES * FACTOR_STRIDE;
+                if constexpr (TABLE) {
+                    add_looked_up<MANY>(sums, low[2 * i], low[2 * i + 1], of_x, of_group, lookup);
+                } else {
+                    LaneCodes of_row = codes(low[2 * i], from, row, g), other = codes(low[2 * i + 1], from, row + 8, g);
+                    add_group<MANY>(sums, of_row, other, of_x, of_group, masks);
+                }
             }
         }
     }
@@ -235,7 +281,7 @@ struct PackedTile {
 // What x is: rows with a stride that is a multiple of eight elements, zeros behind k.
 struct GemvInput {
     const uint16_t* x;
-    int stride, rows;
+    int stride;
 };
 
 // The block's rows of tiles, of `count`, with a ring of two or three stages. EARLY: where they are does not depend on what runs
@@ -248,11 +294,13 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k_tiles = groups / TILE_GROUPS;
     int part = warp % along, at_once = WARPS / along;
     const int of_ring = stages * w.tile_bytes, bytes = of_ring + S::FACTORS * int(sizeof(float2));
-    uint8_t* ring = reinterpret_cast<uint8_t*>(memory) + warp * bytes;
+    uint8_t *lookup = reinterpret_cast<uint8_t*>(memory), *ring = lookup + S::OF_BLOCK + warp * bytes;
     float2* factors = reinterpret_cast<float2*>(ring + of_ring);
-    float* shared = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(memory) + WARPS * bytes);
+    float* shared = reinterpret_cast<float*>(lookup + S::OF_BLOCK + WARPS * bytes);
     const int of_warp = TILE_ROWS * (MANY ? 8 : 1);
 
+    // What is looked up is made while something is waited for: the first tiles, or the kernel before if the caller has not.
+    if (S::OF_BLOCK > 0 && !EARLY) make_lookup(memory, w.table);
     if (!EARLY) wait_for_previous();
     int asked = blockIdx.x * at_once + warp / along, asked_matrix = 0, asked_tile = k_tiles, into = 0;
     const uint8_t* next = nullptr;
@@ -275,6 +323,8 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
         cp_async_commit();
     };
     for (int i = 0; i < stages - 1; i++) ask();
+    if (S::OF_BLOCK > 0 && EARLY) make_lookup(memory, w.table);
+    if (S::OF_BLOCK > 0) __syncthreads();
     if (EARLY) wait_for_previous();
 
     int slot = 0, turn = 0;
@@ -282,12 +332,15 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
     int row = threadIdx.x % TILE_ROWS, row_of_x = MANY ? threadIdx.x / TILE_ROWS % 8 : 0, beside = threadIdx.x / of_warp;
     for (int first = blockIdx.x * at_once; first < count; first += gridDim.x * at_once) {
         int number = first + warp / along;
-        bool works = number < count, writes = beside < at_once && first + beside < count && row_of_x < in.rows;
-        RowTile of_sum = {0, 0, 0, 0, 0, 0};
-        if (writes) of_sum = row_tiles(first + beside);
+        bool works = number < count, sums_here = beside < at_once && first + beside < count;
+        RowTile of_sum = {0, 0, 0, 0, 0, 0, 0};
+        if (sums_here) of_sum = row_tiles(first + beside);
+        bool writes = row_of_x < of_sum.rows;
         // Lanes of rows that are not there make sums that nobody takes.
-        int64_t x_row = at_once == 1 && writes ? of_sum.x_row : works ? row_tiles(number).x_row : 0;
-        const uint16_t* x = in.x + (x_row + min(lane / 4, in.rows - 1)) * in.stride + lane % 4 * 4;
+        int64_t x_row = 0;
+        if (at_once == 1 && sums_here) x_row = row_tiles.x_row(of_sum, lane / 4);
+        else if (works) x_row = row_tiles.x_row(row_tiles(number), lane / 4);
+        const uint16_t* x = in.x + x_row * in.stride + lane % 4 * 4;
         float of_matrices[RowTiles::MATRICES] = {};
 #pragma unroll 1
         for (int matrix = 0; matrix < RowTiles::MATRICES; matrix++, turn ^= 1) {
@@ -303,8 +356,8 @@ __device__ __forceinline__ void gemv_row_tiles(const RowTiles& row_tiles, int co
                 __syncwarp();
                 const int elements = TILE_GROUPS * 32, left = in.stride - k_tile * elements - lane % 4 * 4;
                 const uint16_t* of_tile = x + k_tile * elements;
-                if (left >= elements - 16) S::template add<MANY, true>(sums, from, factors, of_tile, left, w);
-                else S::template add<MANY, false>(sums, from, factors, of_tile, left, w);
+                if (left >= elements - 16) S::template add<MANY, true>(sums, from, factors, of_tile, left, w, lookup);
+                else S::template add<MANY, false>(sums, from, factors, of_tile, left, w, lookup);
                 slot += w.tile_bytes;
                 if (slot == of_ring) slot = 0;
             }

@@ -19,12 +19,22 @@ TILE_HALF(tile_f16_64, Tile64, OF_F16, false)
 TILE_HALF(tile_f16_128, Tile128, OF_F16, false)
 
 // Rows of x as tiles read them: in another order of their elements (`order`, or null), and with zeros behind k up to a
-// multiple of eight elements. A block for each row.
-KERNEL __launch_bounds__(256) arrange_rows(uint16_t* out, const uint16_t* x, const int* order, int k, int stride) {
+// multiple of eight elements. A block for each row. With `expert_ids`, rows are pairs of which `share` have a row of x, and
+// `order` has one for each expert.
+KERNEL __launch_bounds__(256) arrange_rows(uint16_t* out, const uint16_t* x, const int* order, const int* expert_ids,
+                                           int experts, int share, int k, int stride) {
     wait_for_previous();
     int64_t row = blockIdx.x;
+    bool used = true;
+    if (expert_ids) {
+        int expert = expert_ids[row];
+        // The row of a pair without an expert is zeros: it is read for sums that nobody takes.
+        used = expert >= 0 && expert < experts;
+        order += used ? int64_t(expert) * k : 0;
+    }
+    const uint16_t* from = x + row / share * k;
     for (int i = threadIdx.x; i < stride; i += blockDim.x)
-        out[row * stride + i] = i < k ? x[row * k + (order ? order[i] : i)] : 0;
+        out[row * stride + i] = used && i < k ? from[order ? order[i] : i] : 0;
 }
 
 #ifdef ACT_F16
