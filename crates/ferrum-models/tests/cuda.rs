@@ -26,7 +26,7 @@ use support::{
 /// `None`, said aloud, where the emulator cannot be built.
 fn device<A: CudaAct>() -> Option<CudaBackend<A>> {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        ferrum_test_support::skip(reason);
         return None;
     }
     Some(CudaBackend::open(0).unwrap())

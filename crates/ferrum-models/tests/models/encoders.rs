@@ -138,7 +138,7 @@ fn vectors_and_scores_are_those_of_transformers() {
                 let found = difference(&device, name, None);
                 assert!(found <= 2e-5, "{name} on a GPU: {found}");
             }
-            Err(e) => println!("skipped: {e}"),
+            Err(e) => ferrum_test_support::skip(e),
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name, None);

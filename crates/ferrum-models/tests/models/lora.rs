@@ -119,7 +119,7 @@ fn cpu_backend_equals_peft() {
 fn gpu_backend_equals_peft() {
     match GpuBackend::open(0) {
         Ok(device) => check_all(&device),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => ferrum_test_support::skip(e),
     }
 }
 

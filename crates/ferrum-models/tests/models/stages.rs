@@ -16,6 +16,7 @@ use ferrum_models::{
     StepOutput, WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan,
     stage_memory_plan,
 };
+use ferrum_test_support::skip;
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
 use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -60,7 +61,7 @@ fn gpu() -> Option<GpuBackend> {
     match GpuBackend::open(0) {
         Ok(device) => Some(device),
         Err(e) => {
-            println!("skipped: {e}");
+            skip(e);
             None
         }
     }

@@ -64,7 +64,7 @@ fn states_are_those_of_transformers_on_every_backend() {
             let found = difference(&mut runner(&device), &expected);
             assert!(found <= 5e-5, "gpu: {found}");
         }
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => ferrum_test_support::skip(e),
     }
     // Activations of eight bits of precision.
     let found = difference(&mut runner(&Minimal::default()), &expected);
@@ -75,7 +75,7 @@ fn states_are_those_of_transformers_on_every_backend() {
 fn a_device_that_splits_for_encoders_splits_nothing_of_the_decoder() {
     let device = CpuBackend::open(0).unwrap();
     let Some(encoder) = device.for_encoders() else {
-        println!("skipped: this machine has no tiles");
+        ferrum_test_support::skip("this machine has no tiles");
         return;
     };
     let all_split = CpuConfig {
