@@ -3,7 +3,7 @@
 
 use crate::support::{
     blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
-    max_difference, open, read_expected, runner_in, staged_in,
+    max_difference, open, read_expected, runner_in, same_bits, staged_in,
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -70,10 +70,6 @@ fn gpu() -> Option<GpuBackend> {
 fn has_experts(model: &Model) -> bool {
     let mut layers = model.spec.layers.iter();
     layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
-}
-
-pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 /// Layers of as many stages as there are layers.
