@@ -4,6 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, fixture, json, ok, root, stderr, stdout};
+use ferrum_test_support::skip;
 use serde_json::Value;
 use std::path::Path;
 
@@ -155,7 +156,7 @@ fn backends_give_the_same_greedy_text() {
             "{}",
             stderr(&vulkan)
         );
-        println!("skipped: no Vulkan device");
+        skip("no Vulkan device");
     }
 }
 

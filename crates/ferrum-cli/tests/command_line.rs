@@ -4,6 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, ferrum_with_input, fixture, json, ok, root, stderr, stdout};
+use ferrum_test_support::skip;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -363,9 +364,7 @@ fn no_share_of_bandwidth_where_a_cache_holds_the_model() {
         .as_u64()
         .filter(|&cache| cache > 2 * read.as_u64().unwrap())
     else {
-        println!(
-            "skipped: the demo model does not fit this processor's cache, or its size is not known"
-        );
+        skip("the demo model does not fit this processor's cache, or its size is not known");
         return;
     };
     assert!(

@@ -7,6 +7,7 @@ mod command;
 mod serving;
 
 use command::{fixture, mpirun, root, stderr, stdout};
+use ferrum_test_support::skip;
 use serde_json::{Value, json};
 use serving::{Serving, serve};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ fn driver() -> Option<PathBuf> {
     match ferrum_cuda_emulator::library_dir() {
         Ok(folder) => Some(folder),
         Err(reason) => {
-            println!("skipped: {reason}");
+            skip(reason);
             None
         }
     }
@@ -533,7 +534,7 @@ fn reports_say_what_agrees_and_what_diverges() {
             .output();
         let output = match output {
             Ok(output) => output,
-            Err(error) => return println!("skipped: python3: {error}"),
+            Err(error) => return skip(format_args!("python3: {error}")),
         };
         let (path, err) = (stdout(&output), stderr(&output));
         assert_eq!(output.status.success(), succeeds, "{words}: {path}{err}");

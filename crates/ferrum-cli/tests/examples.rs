@@ -1,6 +1,7 @@
 //! The programs of `examples/`, run as a reader of the docs would run them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use ferrum_test_support::skip;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -102,7 +103,7 @@ fn run(serving: &Serving, program: &str, example: &str) -> String {
 #[cfg(unix)]
 fn examples_with_curl() {
     if !works("curl", &["--version"], &root()) {
-        println!("skipped: curl is not installed");
+        skip("curl is not installed");
         return;
     }
     let serving = Serving::start();
@@ -135,7 +136,9 @@ fn examples_with_curl() {
 fn examples_in_python() {
     let python = if cfg!(windows) { "python" } else { "python3" };
     if !works(python, &["-c", "import openai"], &root()) {
-        println!("skipped: {python} with the package `openai` is not installed");
+        skip(format_args!(
+            "{python} with the package `openai` is not installed"
+        ));
         return;
     }
     let serving = Serving::start();
@@ -161,7 +164,7 @@ fn examples_in_python() {
 fn examples_in_javascript() {
     let dir = root().join("examples/javascript");
     if !works("node", &["-e", "import('openai')"], &dir) {
-        println!("skipped: node with the package `openai` is not installed");
+        skip("node with the package `openai` is not installed");
         return;
     }
     let serving = Serving::start();

@@ -4,6 +4,7 @@
 mod command;
 
 use command::{fails, ferrum, json, ok, root, stderr};
+use ferrum_test_support::skip;
 use serde_json::{Value, json as value};
 use std::fs;
 use std::io::Write;
@@ -170,7 +171,7 @@ fn the_memory_plan_is_within_five_percent_of_a_run() {
         let chosen = model.map_or(vec![], |model| vec!["--model", model]);
         let run = json(&[&bench[..], &chosen, &["--json"]].concat());
         let Some(used) = run["peak_rss_bytes"].as_f64() else {
-            println!("skipped: this system does not tell a process's peak memory");
+            skip("this system does not tell a process's peak memory");
             return;
         };
         let planned = plan["memory_plan"]["peak_bytes"].as_f64().unwrap();

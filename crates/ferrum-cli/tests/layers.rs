@@ -4,6 +4,7 @@
 mod command;
 
 use command::{ferrum, json, ok, stderr, stdout};
+use ferrum_test_support::skip;
 
 #[test]
 fn layers_on_several_devices_give_the_same_text() {
@@ -27,7 +28,7 @@ fn layers_on_several_devices_give_the_same_text() {
         let list = format!("{devices}-{last}");
         let found = run(&["--layers", &list, "--verbose"]);
         if stderr(&found).contains("error: no vulkan device") {
-            println!("skipped: no Vulkan device");
+            skip("no Vulkan device");
             continue;
         }
         assert_eq!(stdout(&found), stdout(&cpu), "{list}: {}", stderr(&found));

@@ -7,6 +7,7 @@ mod command;
 mod job;
 
 use command::{fails, ferrum, fixture, json, ok, stderr};
+use ferrum_test_support::skip;
 use serde_json::Value;
 
 const TOKENS: &str = "5,9,2,77,31,8,60,12,3,44,71,20";
@@ -241,7 +242,7 @@ fn processes_that_were_started_together_are_ranks() {
         let text = run(&started, &["run", "--tensor-parallel", "2", "hi"]);
         assert!(text.contains("this build has no MPI"), "{text}");
         assert!(text.contains("--features mpi"), "{text}");
-        println!("skipped: processes as ranks: this build has no MPI");
+        skip("processes as ranks: this build has no MPI");
     }
 }
 
@@ -252,6 +253,7 @@ mod processes {
     };
     use crate::command::mpirun;
     use crate::job::{FERRUM, await_end, complete, complete_with, descendants, kill_a_rank, serve};
+    use ferrum_test_support::skip;
     use serde_json::Value;
     use std::process::Command;
     use std::time::{Duration, Instant};
@@ -432,7 +434,7 @@ mod processes {
         let driver = match ferrum_cuda_emulator::library_dir() {
             Ok(folder) => folder,
             Err(reason) => {
-                println!("skipped: {reason}");
+                skip(reason);
                 return;
             }
         };
@@ -521,7 +523,7 @@ mod processes {
             if output.status.success() {
                 return Some(hosts);
             }
-            println!("skipped: there are no network namespaces: {said}");
+            skip(format_args!("there are no network namespaces: {said}"));
             None
         }
     }

@@ -5,6 +5,7 @@
 mod command;
 
 use command::root;
+use ferrum_test_support::skip;
 use std::process::Command;
 
 #[test]
@@ -14,7 +15,7 @@ fn an_archive_holds_the_program_its_licences_completions_and_manual_pages() {
         .iter()
         .find(|tool| !there(tool))
     {
-        eprintln!("skipped: there is no {tool}");
+        skip(format_args!("there is no {tool}"));
         return;
     }
     let out = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use ferrum_test_support::skip;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -23,7 +24,7 @@ impl Terminal {
 
     fn sized(name: &str, args: &str, columns: usize) -> Option<Self> {
         if Command::new("tmux").arg("-V").output().is_err() {
-            println!("skipped: tmux is not installed");
+            skip("tmux is not installed");
             return None;
         }
         let server = format!("ferrum-{name}-{}", std::process::id());

@@ -1,6 +1,7 @@
 //! Packed weights that are kept between starts, as a user meets them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use ferrum_test_support::skip;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -124,7 +125,7 @@ const HIT: &str = "come from the cache";
 fn skipped(said: &str) -> bool {
     let reason = said.lines().find(|line| line.contains("stay free"));
     if let Some(reason) = reason {
-        println!("skipped: {reason}");
+        skip(reason);
     }
     reason.is_some()
 }

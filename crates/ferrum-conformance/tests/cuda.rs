@@ -6,6 +6,7 @@ mod support;
 use ferrum_conformance::{CudaSuite, Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BackendGraph, BatchInvariance, GraphRun};
+use ferrum_test_support::skip;
 use ferrum_types::Result;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +17,7 @@ fn opened_as<A: CudaAct>(options: CudaOptions, capability: (i32, i32)) -> Option
     // What a test sets is for itself.
     static OPENING: Mutex<()> = Mutex::new(());
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return None;
     }
     let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,6 +6,7 @@ mod support;
 use ferrum_conformance::{CudaSuite, Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
 use ferrum_kernels::{Backend, BatchInvariance};
+use ferrum_test_support::skip;
 use half::{bf16, f16};
 use support::expect_all_passed;
 
@@ -21,7 +22,7 @@ fn batch_invariant_attention_conforms_with_f16() {
 
 fn conforms<A: CudaSuite>() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return;
     }
     let options = CudaOptions {

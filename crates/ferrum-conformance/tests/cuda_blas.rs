@@ -6,13 +6,14 @@ mod support;
 use ferrum_conformance::{CudaSuite, Filter, run_cuda};
 use ferrum_cuda_emulator::gemm_calls;
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
+use ferrum_test_support::skip;
 use half::{bf16, f16};
 use support::expect_all_passed;
 
 #[test]
 fn many_rows_are_multiplied_by_the_library_unless_bits_are_to_be_equal() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return;
     }
     // Dense weights, and quantised ones, which are unpacked for more rows.

@@ -9,6 +9,7 @@ use ferrum_kernels::cuda::{CudaAct, CudaBackend, CudaOptions};
 use ferrum_kernels::{
     Backend, BackendCollective, BackendGraph, GraphRun, GroupHandle, LocalGroup, ReduceOp,
 };
+use ferrum_test_support::skip;
 use ferrum_types::Result;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +21,7 @@ static ONE: Mutex<()> = Mutex::new(());
 /// Devices of the emulator; none without a compiler.
 fn opened<A: CudaAct>(count: usize, options: CudaOptions) -> Option<Vec<CudaBackend<A>>> {
     if let Err(reason) = load_devices(4) {
-        println!("skipped: {reason}");
+        skip(reason);
         return None;
     }
     let open = |ordinal| CudaBackend::open_with(ordinal, options).expect("the emulator opens");

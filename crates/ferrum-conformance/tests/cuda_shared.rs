@@ -5,13 +5,14 @@ mod support;
 
 use ferrum_conformance::{Filter, run_cuda};
 use ferrum_kernels::cuda::{CudaBackend, CudaOptions};
+use ferrum_test_support::skip;
 use half::bf16;
 use support::expect_all_passed;
 
 #[test]
 fn quantised_weights_with_99_kib_of_shared_memory() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return;
     }
     ferrum_cuda_emulator::set_capability((8, 9));

@@ -4,6 +4,7 @@
 
 use ferrum_kernels::cuda::CudaBackend;
 use ferrum_kernels::{Backend, BackendQuantGguf, GgufRows, ReferenceBackend, RowShape, WeightPart};
+use ferrum_test_support::skip;
 use ferrum_types::{GgufQuantType, SrcDtype};
 use half::{bf16, f16};
 
@@ -18,7 +19,7 @@ const TILE_BYTES: usize = TILE_ROWS * (128 + 8 * 2 + 8);
 
 fn opened() -> Option<CudaBackend<bf16>> {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return None;
     }
     Some(CudaBackend::open(0).expect("the emulator opens"))

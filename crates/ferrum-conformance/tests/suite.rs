@@ -8,6 +8,7 @@ use ferrum_conformance::{
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{Backend, KvF32, KvInt8, LlmBackend};
+use ferrum_test_support::skip;
 use ferrum_types::Error;
 
 fn expect_no_failures(report: &Report) {
@@ -85,7 +86,7 @@ mod cpu {
     /// The suite at one level, with threads at the best.
     fn conforms(isa: Isa) {
         if !isa.is_available() {
-            println!("skipped: this CPU has no {}", isa.name());
+            skip(format_args!("this machine has no {isa}"));
             return;
         }
         let threads = Some(if isa == Isa::best() { 3 } else { 1 });
@@ -132,7 +133,7 @@ fn gpu() {
     let device = match GpuBackend::open(0) {
         Ok(device) => device,
         Err(Error::NoDevice { reason, .. }) => {
-            println!("skipped: no Vulkan device ({reason})");
+            skip(format_args!("no Vulkan device ({reason})"));
             return;
         }
         Err(error) => panic!("opening the gpu: {error}"),

@@ -9,6 +9,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{KvLayout, RunnerConfig, read_model};
+use ferrum_test_support::skip;
 use std::path::Path;
 
 const TOKENS: usize = 64;
@@ -28,7 +29,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
 #[test]
 fn a_step_is_waited_for_once() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return;
     }
     let device = BackendDispatch::from_kind(BackendKind::Cuda, BackendOptions::default()).unwrap();

@@ -5,6 +5,7 @@ use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions, KvDtype, Sessi
 use ferrum_formats::ModelSource;
 use ferrum_kernels::KvF32;
 use ferrum_models::{Model, Readback, RunnerConfig, WeightPolicy, memory_plan, read_model};
+use ferrum_test_support::skip;
 use ferrum_types::{Error, TokenId};
 use std::path::Path;
 
@@ -19,7 +20,7 @@ fn open(kind: BackendKind) -> Option<BackendDispatch> {
     match BackendDispatch::from_kind(kind, BackendOptions::default()) {
         Ok(device) => Some(device),
         Err(Error::NoDevice { .. }) => {
-            println!("skipped: no {kind} device");
+            skip(format_args!("no {kind} device"));
             None
         }
         Err(e) => panic!("{kind}: {e}"),

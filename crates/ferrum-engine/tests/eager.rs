@@ -4,6 +4,7 @@
 use ferrum_engine::eager::{AttentionSettings, RopeSettings, Tensor};
 use ferrum_engine::{BackendDispatch, BackendKind, BackendOptions};
 use ferrum_kernels::RopeStyle;
+use ferrum_test_support::skip;
 use ferrum_types::Error;
 
 fn backends() -> Vec<BackendDispatch> {
@@ -15,7 +16,7 @@ fn backends() -> Vec<BackendDispatch> {
     let open = |kind| match BackendDispatch::from_kind(kind, BackendOptions::default()) {
         Ok(device) => Some(device),
         Err(Error::NoDevice { .. }) => {
-            println!("skipped: no {kind} device");
+            skip(format_args!("no {kind} device"));
             None
         }
         Err(e) => panic!("{kind}: {e}"),

@@ -7,6 +7,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::ModelSource;
 use ferrum_models::{Model, Readback, RunnerConfig, read_model};
+use ferrum_test_support::skip;
 use ferrum_types::{Error, Result, SrcDtype, TokenId};
 use std::path::Path;
 
@@ -150,7 +151,7 @@ fn stages_give_the_tokens_of_one_device() {
         for layers in ["cpu:0-1,vulkan:2", "vulkan:0,cpu:1-2"] {
             let placement = match place(layers, &model) {
                 Err(Error::NoDevice { .. }) => {
-                    println!("skipped: no Vulkan device");
+                    skip("no Vulkan device");
                     continue;
                 }
                 other => other.unwrap(),
@@ -217,7 +218,7 @@ fn gpu_layers_are_the_last_ones() {
     assert!(error.contains("--backend cpu, which is no GPU"), "{error}");
 
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     let cuda = |layers: &str, part: f64| with_gpu_layers(layers, BackendKind::Cuda, &model, part);
     for (layers, expected) in [
@@ -273,7 +274,7 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
 #[test]
 fn layers_on_a_gpu_give_the_logits_of_the_cpu() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     for name in [
         "qwen3",
@@ -302,7 +303,7 @@ fn layers_on_a_gpu_give_the_logits_of_the_cpu() {
 fn a_cache_fits_what_is_free() {
     // Nobody else uses the second one.
     if let Err(reason) = ferrum_cuda_emulator::load_devices(2) {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     let options = BackendOptions {
         ordinal: 1,
@@ -369,7 +370,7 @@ fn a_cache_fits_what_is_free() {
 #[test]
 fn weights_without_kernels_become_what_the_device_multiplies() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        return println!("skipped: {reason}");
+        return skip(reason);
     }
     let model = model("llama-fp8-odd");
     let plan = |kind, activations| {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use ferrum_formats::chat_template::{ChatInput, ChatTemplate, TemplateError};
+use ferrum_test_support::skip;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -92,10 +93,10 @@ fn templates_of_real_models() {
         .args(["-c", "import transformers"])
         .output();
     if !dir.exists() || !probe.is_ok_and(|output| output.status.success()) {
-        println!(
-            "skipped: needs {} and python3 with transformers",
+        skip(format_args!(
+            "needs {} and python3 with transformers",
             dir.display()
-        );
+        ));
         return;
     }
     let script: &Path = &root().join("tools/fixtures/make_templates.py");

@@ -5,6 +5,7 @@ mod common;
 use common::{Raw, small_gguf, string};
 use ferrum_formats::gguf::{ArrayBuf, Gguf, PerLayer, Value, ValueType, Writer};
 use ferrum_formats::{FormatError, TensorDtype, TensorSource};
+use ferrum_test_support::skip;
 use ferrum_types::{Dtype, GgufQuantType};
 use proptest::prelude::*;
 
@@ -512,7 +513,7 @@ fn the_writer_refuses_what_a_reader_would() {
 #[test]
 fn real_vocabularies_are_read() {
     let Some(dir) = common::shared("tokenizers") else {
-        return println!("skipped: no shared/tokenizers beside the repository");
+        return skip("no shared/tokenizers beside the repository");
     };
     for path in common::files(&dir, "gguf") {
         let gguf = Gguf::open(&path).unwrap();
@@ -531,7 +532,7 @@ fn fixture_models_are_read() {
     let dir = common::workspace_root().join("fixtures/models");
     let files = common::files(&dir, "gguf");
     if files.is_empty() {
-        return println!("skipped: no .gguf below fixtures/models");
+        return skip("no .gguf below fixtures/models");
     }
     for path in files {
         let gguf = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));

@@ -4,6 +4,7 @@ mod common;
 
 use ferrum_formats::hf::{AwqConfig, GptqConfig, QuantizationConfig};
 use ferrum_formats::{FormatError, GenerationConfig, HfConfig, RopeConfigs, RopeKind};
+use ferrum_test_support::skip;
 use proptest::prelude::*;
 
 fn config(json: &str) -> HfConfig {
@@ -468,7 +469,7 @@ fn fixture_configs_are_read() {
         .filter(|p| p.ends_with("config.json"))
         .collect();
     if configs.is_empty() {
-        return println!("skipped: no config.json below fixtures/models");
+        return skip("no config.json below fixtures/models");
     }
     for path in configs {
         let c = HfConfig::open(path).unwrap_or_else(|e| panic!("{e}"));

@@ -4,6 +4,7 @@ mod common;
 
 use common::safetensors as file;
 use ferrum_formats::{FormatError, Safetensors, TensorDtype, TensorSource};
+use ferrum_test_support::skip;
 use ferrum_types::Dtype;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
@@ -369,7 +370,7 @@ fn fixture_models_are_read() {
     let dir = common::workspace_root().join("fixtures/models");
     let files = common::files(&dir, "safetensors");
     if files.is_empty() {
-        return println!("skipped: no .safetensors below fixtures/models");
+        return skip("no .safetensors below fixtures/models");
     }
     for path in files {
         let set = Safetensors::open(&path).unwrap_or_else(|e| panic!("{e}"));

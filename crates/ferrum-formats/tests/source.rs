@@ -6,6 +6,7 @@ mod common;
 use common::small_gguf;
 use ferrum_formats::gguf::Writer;
 use ferrum_formats::{ModelSource, QuantizationConfig, TensorSource};
+use ferrum_test_support::skip;
 use ferrum_types::GgufQuantType;
 use std::path::Path;
 
@@ -260,7 +261,7 @@ fn other_paths_are_refused_with_reasons() {
 fn fixture_models_are_opened() {
     let dir = common::workspace_root().join("fixtures/models");
     let Ok(folders) = std::fs::read_dir(&dir) else {
-        return println!("skipped: no fixtures/models");
+        return skip("no fixtures/models");
     };
     for folder in folders
         .flatten()

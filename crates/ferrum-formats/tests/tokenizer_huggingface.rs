@@ -5,6 +5,7 @@
 
 use ferrum_formats::Gguf;
 use ferrum_formats::tokenizer::{EncodeOptions, GgufVocab, Tokenizer};
+use ferrum_test_support::skip;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -22,7 +23,7 @@ fn vocab(name: &str) -> Option<GgufVocab> {
         .join("../../../shared/tokenizers")
         .join(format!("ggml-vocab-{name}.gguf"));
     if !path.exists() {
-        println!("skipped: {} is not there", path.display());
+        skip(format_args!("{} is not there", path.display()));
         return None;
     }
     Some(GgufVocab::from_gguf(&Gguf::open(&path).unwrap()).unwrap())

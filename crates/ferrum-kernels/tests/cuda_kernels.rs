@@ -9,8 +9,8 @@
 //! `nvidia-cuda-runtime` and `nvidia-cuda-cccl` of version 13.0; no GPU.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use ferrum_test_support::skip;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -165,8 +165,7 @@ fn kernels_compile_and_take_what_the_table_says() {
                 changed.is_empty(),
                 "{changed:?} are not in the table: {reason}"
             );
-            // What is printed by `println!` is not shown of a test that passes.
-            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
+            skip(reason);
             return;
         }
     };

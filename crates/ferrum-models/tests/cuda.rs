@@ -26,10 +26,21 @@ use support::{
 /// `None`, said aloud, where the emulator cannot be built.
 fn device<A: CudaAct>() -> Option<CudaBackend<A>> {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        ferrum_test_support::skip(reason);
         return None;
     }
     Some(CudaBackend::open(0).unwrap())
+}
+
+/// One that promises equal bits with activations of 16 bits as well.
+fn batch_invariant<A: CudaAct>() -> Option<CudaBackend<A>> {
+    device::<A>()?;
+    let options = CudaOptions {
+        batch_invariant: true,
+    };
+    let device = CudaBackend::open_with(0, options).unwrap();
+    assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
+    Some(device)
 }
 
 /// Logits of all positions, and as many greedy tokens as `steps`.
@@ -206,6 +217,128 @@ fn texts_seen_both_ways_have_the_vectors_of_transformers() {
     }
 }
 
+/// Vectors of texts, and logits of classifiers and rerankers.
+#[test]
+fn encoders_have_the_vectors_and_scores_of_transformers() {
+    use support::encoders::{NAMES, difference};
+    let (Some(device), Some(half)) = (device::<f32>(), device::<bf16>()) else {
+        return;
+    };
+    for name in NAMES {
+        let found = difference(&device, name);
+        println!("{name}: {found:.1e}");
+        assert!(found <= 2e-5, "{name}: {found}");
+    }
+    // Positions from a table and by rotation, windows, and classifiers. Logits of up to 3 lose the most.
+    for name in ["bert-labels", "xlm-roberta-reranker", "modernbert"] {
+        let found = difference(&half, name);
+        println!("{name} in bf16: {found:.1e}");
+        assert!(found <= 0.25 && found > 1e-3, "{name} in bf16: {found}");
+    }
+}
+
+#[test]
+fn texts_of_an_encoder_have_the_same_bits_in_every_batch() {
+    let (Some(device), Some(half)) = (device::<f32>(), batch_invariant::<bf16>()) else {
+        return;
+    };
+    support::encoders::check_alone(&device, "bert", &[(4, 64)]);
+    support::encoders::check_alone(&half, "modernbert", &[(4, 64)]);
+}
+
+/// The encoder's states of a window, and the first tokens that the decoder writes of it.
+#[test]
+fn speech_has_the_states_and_tokens_of_transformers() {
+    use support::whisper::{difference, expected, greedy, runner, text};
+    const TOKENS: usize = 6;
+    let (Some(device), Some(half)) = (device::<f32>(), device::<bf16>()) else {
+        return;
+    };
+    let expected = expected();
+    let text = text(&expected, TOKENS);
+    let mut model = runner(&device);
+    let found = difference(&mut model, &expected);
+    println!("{found:.1e}");
+    assert!(found <= 2e-5, "{found}");
+    assert_eq!(greedy(&mut model, TOKENS), text);
+    let mut model = runner(&half);
+    let found = difference(&mut model, &expected);
+    println!("bf16: {found:.1e}");
+    assert!(found <= 0.05 && found > 1e-3, "bf16: {found}");
+    assert_eq!(greedy(&mut model, TOKENS), text, "bf16");
+}
+
+/// With activations of f32 an adapter of `llama3-tied` among others in a batch, and those of other models; with bf16 those of
+/// `llama3-tied`.
+#[test]
+fn adapters_give_the_logits_of_peft() {
+    use support::lora::{ADAPTERS, check_together, folder, with_and_without};
+    let (Some(device), Some(half)) = (device::<f32>(), device::<bf16>()) else {
+        return;
+    };
+    let expected = |name| support::read_expected(&folder(name).join("expected.safetensors")).1;
+    let check = |name, found: &[f32]| {
+        let difference = max_difference(found, &expected(name));
+        println!("{name}: {difference:.1e}");
+        assert!(difference <= 1e-4, "{name}: {difference}");
+    };
+    let together = check_together(&device, &[[1, 0, 3, 2]], &[5]);
+    check("llama-all", &together);
+    let is_llama = |(_, base): &(_, &str)| *base == "llama3-tied";
+    let (llamas, others): (Vec<_>, Vec<_>) = ADAPTERS.into_iter().partition(is_llama);
+    for (name, base) in others {
+        check(name, &with_and_without(&device, name, base).adapted);
+    }
+    for (name, base) in llamas {
+        let (found, expected) = (with_and_without(&half, name, base), expected(name));
+        let (kl, same) = compare(&expected, &found.adapted, found.vocab);
+        let (without, _) = compare(&expected, &found.plain, found.vocab);
+        let what =
+            format!("{name} in bf16: KL {kl:.1e}, {same:.2} the same, {without:.1e} without");
+        println!("{what}");
+        assert!(
+            kl < 2e-3 && kl > 1e-5 && same >= 0.9 && without > 0.1,
+            "{what}"
+        );
+    }
+    let half = batch_invariant::<bf16>().unwrap();
+    check_together(&half, &[[3, 2, 1, 0]], &[5]);
+}
+
+/// What heads make of the target's hidden states, and of their own tokens and states after that.
+#[test]
+fn draft_heads_give_what_is_expected() {
+    use support::draft_heads::{check_shared_step, differences, heads};
+    type Form = Moe<Dequantized>;
+    let (Some(device), Some(half)) = (device::<f32>(), device::<bf16>()) else {
+        return;
+    };
+    let mut in_bf16 = 0;
+    for case in heads() {
+        let (_, model, folder) = &case;
+        // The heads of these files are those of folders.
+        if matches!(model.source, ModelSource::Gguf(_)) {
+            continue;
+        }
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let found = differences::<_, Form>(&device, &case, 5);
+        println!("{name}: {found:?}");
+        assert!(found.iter().all(|d| *d <= 1e-4), "{name}: {found:?}");
+        if !["deepseek3-mtp", "qwen3-eagle3"].contains(&name) {
+            continue;
+        }
+        check_shared_step::<_, Form>(&device, &case);
+        let found = differences::<_, Moe<Native>>(&half, &case, 5);
+        println!("{name} in bf16: {found:?}");
+        assert!(
+            found.iter().all(|d| *d <= 0.3 && *d > 1e-3),
+            "{name} in bf16: {found:?}"
+        );
+        in_bf16 += 1;
+    }
+    assert_eq!(in_bf16, 2);
+}
+
 /// Weights as they are in their files, with activations of 8 bits: near the logits of the dequantised ones.
 #[test]
 fn quantised_models_stay_near_dequantised_ones() {
@@ -361,16 +494,10 @@ fn images_are_seen_as_transformers_sees_them() {
 /// The device that promises equal bits keeps them with activations of 16 bits as well.
 #[test]
 fn a_batch_invariant_device_has_the_same_bits_in_chunks_and_blocks() {
-    if device::<bf16>().is_none() {
+    let (Some(device), Some(half)) = (batch_invariant::<bf16>(), batch_invariant::<f16>()) else {
         return;
-    }
-    let options = CudaOptions {
-        batch_invariant: true,
     };
-    let device = CudaBackend::<bf16>::open_with(0, options).unwrap();
-    assert_eq!(device.batch_invariance(), BatchInvariance::BitExact);
     same_bits::<_, KvFp16>(&device, "qwen3");
-    let device = CudaBackend::<f16>::open_with(0, options).unwrap();
-    same_bits::<_, KvFp16>(&device, "mistral");
-    same_bits::<_, KvFp16>(&device, "llama3-tied");
+    same_bits::<_, KvFp16>(&half, "mistral");
+    same_bits::<_, KvFp16>(&half, "llama3-tied");
 }

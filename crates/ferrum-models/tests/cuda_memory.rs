@@ -13,6 +13,7 @@ use ferrum_models::{
     GraphCounts, KvLayout, LogitRows, ModelRunner, Moe, Native, Readback, SeqStep, StepBatch,
     StepOutput,
 };
+use ferrum_test_support::skip;
 use ferrum_types::TokenId;
 use half::bf16;
 use support::{blocks, expected, fixtures, open, runner_in};
@@ -61,7 +62,7 @@ fn generate(runner: &mut ModelRunner<CudaBackend<bf16>, KvFp16>, prompt: &[Token
 #[test]
 fn a_hundred_models_leave_nothing_behind() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
         return;
     }
     let device = CudaBackend::<bf16>::open(0).unwrap();

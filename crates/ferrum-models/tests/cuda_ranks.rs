@@ -12,6 +12,7 @@ use ferrum_kernels::{Backend, KvF32, LlmBackend, LocalGroup};
 use ferrum_models::{
     Dequantized, Moe, Native, Readback, RunnerGroup, StepOutput, WeightForm, follow, rank_runner,
 };
+use ferrum_test_support::skip;
 use ferrum_types::TokenId;
 use half::bf16;
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ const TOLERANCE: f32 = 1e-5;
 /// Two devices; none, said aloud, where the emulator cannot be built.
 fn devices<A: CudaAct>() -> Option<[CudaBackend<A>; 2]> {
     if let Err(reason) = load_devices(2) {
-        println!("skipped: {reason}");
+        skip(reason);
         return None;
     }
     Some([0, 1].map(|ordinal| CudaBackend::open(ordinal).unwrap()))

@@ -95,6 +95,7 @@ fn started(pid: u64) -> Option<u64> {
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
+    use ferrum_test_support::skip;
     use std::process::Command;
 
     #[test]
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn a_zombie_is_gone() {
         if started(std::process::id().into()).is_none() {
-            return println!("skipped: there is no /proc");
+            return skip("there is no /proc");
         }
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id().into();

@@ -187,6 +187,7 @@ fn exported(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrum_test_support::skip;
     use std::collections::BTreeSet;
     use std::process::Command;
 
@@ -288,7 +289,7 @@ mod tests {
             .current_dir(folder)
             .output();
         let Ok(output) = node else {
-            return println!("skipped: there is no Node.js");
+            return skip("there is no Node.js");
         };
         let words = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{words}");

@@ -1,6 +1,7 @@
 //! Runs the command as a user would.
 #![allow(dead_code, reason = "no test file needs all of it")]
 
+use ferrum_test_support::skip;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,7 @@ pub(crate) fn fails(args: &[&str], input: &[u8]) -> String {
 /// `mpirun` with so many processes; `None`, with a word why, where there is none.
 pub(crate) fn mpirun(processes: usize) -> Option<Command> {
     if Command::new("mpirun").arg("--version").output().is_err() {
-        println!("skipped: there is no mpirun");
+        skip("there is no mpirun");
         return None;
     }
     let mut command = Command::new("mpirun");

@@ -15,6 +15,7 @@ use ferrum_engine::{
 };
 use ferrum_formats::tokenizer::Tokenizer;
 use ferrum_models::{KvLayout, RunnerConfig};
+use ferrum_test_support::skip;
 use ferrum_types::TokenId;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -34,7 +35,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
 fn device_with(options: BackendOptions) -> Option<BackendDispatch> {
     // One that all tests share, and one whose memory is a single test's.
     if let Err(reason) = ferrum_cuda_emulator::load_devices(2) {
-        println!("skipped: {reason}");
+        skip(reason);
         return None;
     }
     let options = BackendOptions {

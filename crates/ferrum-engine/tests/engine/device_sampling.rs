@@ -9,6 +9,7 @@ use ferrum_engine::{
     Request, StepRunner,
 };
 use ferrum_models::{DecoderSpec, Readback, RunnerConfig, StepBatch, StepOutput, Ticket};
+use ferrum_test_support::skip;
 use ferrum_types::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -160,7 +161,7 @@ fn a_device_chooses_what_the_host_would() {
 #[test]
 fn steps_of_a_gpu_overlap() {
     if let Err(reason) = ferrum_cuda_emulator::load() {
-        println!("skipped: {reason}");
+        skip(reason);
     }
     for kind in [BackendKind::Gpu, BackendKind::Cuda] {
         // Which sequences share a step depends on when they come.
@@ -171,7 +172,7 @@ fn steps_of_a_gpu_overlap() {
         let device = match BackendDispatch::from_kind(kind, options) {
             Ok(device) => device,
             Err(error) => {
-                println!("skipped: {error}");
+                skip(error);
                 continue;
             }
         };

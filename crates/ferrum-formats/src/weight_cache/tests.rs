@@ -1,6 +1,7 @@
 use super::file::{CHUNK, MAGIC};
 use super::folder::EXTENSION;
 use super::*;
+use ferrum_test_support::skip;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::fs;
@@ -162,7 +163,7 @@ fn a_note_saves_checking_until_the_file_is_changed() {
     setup.keep(&key, &[("a", bytes(1000))]);
     let file = PackedFile::open(&setup.file(&key)).unwrap();
     if !fs::exists("/proc/sys/kernel/random/boot_id").unwrap() {
-        println!("skipped: the system does not name its starts");
+        skip("the system does not name its starts");
         return;
     }
     assert!(setup.cache.folder.is_verified(&file));
@@ -446,7 +447,10 @@ fn who_maps_the_same_file_has_the_same_memory() {
     let path = setup.file(&key);
     let (resident, own) = (mapped(&path, "Rss"), mapped(&path, "Pss"));
     if resident.len() != 2 {
-        println!("skipped: the system tells of {} mappings", resident.len());
+        skip(format_args!(
+            "the system tells of {} mappings",
+            resident.len()
+        ));
         return;
     }
     // Each page is in memory once, so a half of it is each mapping's.

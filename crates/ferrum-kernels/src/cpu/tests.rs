@@ -13,6 +13,7 @@ use super::{CpuBackend, CpuConfig, Isa};
 use crate::backend::*;
 use crate::reference::ReferenceBackend;
 use ferrum_simd::isa::Level;
+use ferrum_test_support::available;
 use ferrum_types::FloatElement;
 
 /// Random numbers with a seed (xorshift64*), so that a failure can be repeated.
@@ -47,11 +48,7 @@ impl Random {
 /// The CPU in every form that must give the same bits.
 fn devices() -> Vec<CpuBackend> {
     let mut out = Vec::new();
-    for isa in Isa::ALL {
-        if !isa.is_available() {
-            println!("skipped: this machine has no {}", isa.name());
-            continue;
-        }
+    for isa in available(Isa::ALL, Isa::is_available) {
         for threads in [1, 3] {
             let config = CpuConfig {
                 threads: Some(threads),
@@ -71,7 +68,7 @@ fn encoders_split_where_no_level_was_asked_for() {
     let device = CpuBackend::open(0).unwrap();
     assert_eq!(level(&device), expected);
     assert_eq!(level(&device.without_packed_store()), expected);
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    for isa in available(Isa::ALL, Isa::is_available) {
         let config = CpuConfig {
             isa: Some(isa),
             ..CpuConfig::default()

@@ -9,6 +9,7 @@ use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::{
     Dequantized, LogitRows, Pooling, SeqStep, StatedPooling, StepBatch, StepOutput,
 };
+use ferrum_test_support::skip;
 
 #[test]
 fn states_and_embeddings_are_those_of_transformers() {
@@ -26,7 +27,7 @@ fn states_and_embeddings_are_those_of_transformers() {
                 let found = difference(&device, name);
                 assert!(found <= 5e-5, "{name} on a GPU: {found}");
             }
-            Err(e) => println!("skipped: {e}"),
+            Err(e) => skip(e),
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name);

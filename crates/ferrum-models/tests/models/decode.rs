@@ -10,6 +10,7 @@ use ferrum_models::{
     DecodeBackend, Dequantized, KvBlockLayout, KvBlockPart, KvLayout, ModelRunner, RunnerConfig,
     RunnerDecode, load_weights,
 };
+use ferrum_test_support::skip;
 use ferrum_types::{Error, SeqId, TokenId};
 use safetensors::SafeTensors;
 
@@ -137,7 +138,7 @@ fn steps_equal_a_whole_run_on_the_cpu() {
 fn steps_equal_a_whole_run_on_a_gpu() {
     match GpuBackend::open(0) {
         Ok(device) => check(&device),
-        Err(reason) => println!("skipped: {reason}"),
+        Err(reason) => skip(reason),
     }
 }
 
@@ -167,7 +168,7 @@ fn a_prompt_that_ran_on_one_backend_goes_on_on_another() {
             hand_over(&cpu, &gpu);
             hand_over(&gpu, &cpu);
         }
-        Err(reason) => println!("skipped: {reason}"),
+        Err(reason) => skip(reason),
     }
 }
 

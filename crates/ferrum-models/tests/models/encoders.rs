@@ -1,147 +1,41 @@
 //! Encoders give what `transformers` gives, alone and packed with others, on every backend.
 
+use crate::support::encoders::{
+    NAMES, check_alone, difference, difference_of, expected, floats, folder, ids, list, open,
+    runner,
+};
 use crate::support::{exact_cpu, max_difference};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
+use ferrum_kernels::Backend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{Backend, LlmBackend};
 use ferrum_models::encoder::{
-    EncoderLimits, EncoderModel, EncoderRunner, EncoderSpec, TextEncoder, TextInput, is_encoder,
-    load_encoder, read_encoder,
+    EncoderLimits, EncoderSpec, TextEncoder, TextInput, is_encoder, load_encoder, read_encoder,
 };
 use ferrum_models::{Dequantized, Pooling, WeightDtype, read_model};
 use ferrum_types::{Error, TokenId};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-
-const NAMES: [&str; 11] = [
-    "bert",
-    "bert-labels",
-    "xlm-roberta-reranker",
-    "roberta",
-    "distilbert",
-    "nomic-bert",
-    "nomic-bert-published",
-    "gte",
-    "gte-published",
-    "modernbert",
-    "modernbert-published",
-];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fixtures/encoders")
-        .join(name)
-}
-
-fn open(name: &str) -> EncoderModel {
-    let source = ModelSource::open(folder(name)).unwrap();
-    assert!(is_encoder(&source));
-    read_encoder(source).unwrap()
-}
-
-fn runner<B: LlmBackend>(
-    device: &B,
-    model: &EncoderModel,
-    limits: EncoderLimits,
-) -> EncoderRunner<B> {
-    let weights = load_encoder::<B, Dequantized>(device, model, &mut |_, _| ()).unwrap();
-    EncoderRunner::new(device, model.spec.clone(), weights, limits).unwrap()
-}
-
-fn expected(name: &str) -> Value {
-    let text = std::fs::read(folder(name).join("expected.json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
-}
-
-fn list<'v>(value: &'v Value, key: &str) -> Vec<&'v Value> {
-    let all = value[key].as_array();
-    all.map(|all| all.iter().collect()).unwrap_or_default()
-}
-
-fn ids(value: &Value) -> Vec<TokenId> {
-    let ids = list(value, "ids").into_iter();
-    ids.map(|id| id.as_u64().unwrap() as TokenId).collect()
-}
-
-fn floats(value: &Value, key: &str) -> Vec<f32> {
-    let all = list(value, key).into_iter();
-    all.map(|x| x.as_f64().unwrap() as f32).collect()
-}
-
-/// Where the second text of a pair begins, for a model that tells them apart: behind the first separator.
-fn second(model: &EncoderModel, ids: &[TokenId]) -> usize {
-    let separator = *ids.last().unwrap();
-    match model.spec.segments {
-        1 => ids.len(),
-        _ => ids.iter().position(|id| *id == separator).unwrap() + 1,
-    }
-}
-
-/// Largest difference of all vectors and logits of a model from those of `transformers`.
-fn difference<B: LlmBackend>(device: &B, name: &str, limits: Option<EncoderLimits>) -> f32 {
-    difference_of(device, &open(name), name, limits)
-}
-
-/// That of an opened model.
-fn difference_of<B: LlmBackend>(
-    device: &B,
-    model: &EncoderModel,
-    name: &str,
-    limits: Option<EncoderLimits>,
-) -> f32 {
-    let expected = expected(name);
-    let limits = limits.unwrap_or(EncoderLimits::of(&model.spec));
-    let mut runner = runner(device, model, limits);
-    let texts = list(&expected, "texts");
-    let tokens: Vec<_> = texts.iter().map(|text| ids(text)).collect();
-    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
-    let mut most = 0f32;
-    for (pooling, key) in [(Pooling::Mean, "mean"), (Pooling::Cls, "cls")] {
-        let found = runner.embed(&inputs, pooling).unwrap();
-        assert_eq!(found.len(), texts.len());
-        for (found, text) in found.iter().zip(&texts) {
-            most = most.max(max_difference(found, &floats(text, key)));
-        }
-    }
-    let pairs = list(&expected, "pairs");
-    assert_eq!(pairs.is_empty(), model.spec.labels == 0);
-    if model.spec.labels > 0 {
-        let tokens: Vec<_> = pairs.iter().map(|pair| ids(pair)).collect();
-        let inputs = tokens.iter().map(|tokens| TextInput {
-            tokens,
-            second: second(model, tokens),
-        });
-        let found = runner.classify(&inputs.collect::<Vec<_>>()).unwrap();
-        for (found, pair) in found.iter().zip(&pairs) {
-            most = most.max(max_difference(found, &floats(pair, "logits")));
-        }
-    }
-    most
-}
+use std::path::Path;
 
 #[test]
 fn vectors_and_scores_are_those_of_transformers() {
     for name in NAMES {
         for (backend, found) in [
-            (
-                "reference",
-                difference(&ReferenceBackend::new(), name, None),
-            ),
-            ("cpu", difference(&exact_cpu(), name, None)),
+            ("reference", difference(&ReferenceBackend::new(), name)),
+            ("cpu", difference(&exact_cpu(), name)),
         ] {
             assert!(found <= 2e-5, "{name} on {backend}: {found}");
         }
         match GpuBackend::open(0) {
             Ok(device) => {
-                let found = difference(&device, name, None);
+                let found = difference(&device, name);
                 assert!(found <= 2e-5, "{name} on a GPU: {found}");
             }
-            Err(e) => println!("skipped: {e}"),
+            Err(e) => ferrum_test_support::skip(e),
         }
         // Activations of eight bits of precision.
-        let found = difference(&Minimal::default(), name, None);
+        let found = difference(&Minimal::default(), name);
         assert!(found <= 0.25 && found > 1e-4, "{name} in bf16: {found}");
     }
 }
@@ -151,8 +45,8 @@ fn matrices_rounded_to_bf16_change_little_and_something() {
     for name in NAMES {
         let mut model = open(name);
         model.dtype = WeightDtype::Bf16;
-        let cpu = difference_of(&exact_cpu(), &model, name, None);
-        let reference = difference_of(&ReferenceBackend::new(), &model, name, None);
+        let cpu = difference_of(&exact_cpu(), &model, name);
+        let reference = difference_of(&ReferenceBackend::new(), &model, name);
         for found in [cpu, reference] {
             assert!(found <= 0.1 && found > 1e-4, "{name}: {found}");
         }
@@ -209,32 +103,8 @@ fn a_gguf_file_gives_the_vectors_of_its_folder() {
 #[test]
 fn texts_do_not_know_of_each_other() {
     for name in ["bert", "nomic-bert", "modernbert"] {
-        do_not_know_of_each_other(name);
+        check_alone(&exact_cpu(), name, &[(1, 2), (4, 64)]);
     }
-}
-
-fn do_not_know_of_each_other(name: &str) {
-    let (model, expected) = (open(name), expected(name));
-    let tokens: Vec<_> = list(&expected, "texts")
-        .iter()
-        .map(|text| ids(text))
-        .collect();
-    let inputs: Vec<_> = tokens.iter().map(|tokens| TextInput::of(tokens)).collect();
-    let longest = model.spec.max_tokens();
-    let vectors = |max_tokens, max_texts| {
-        let limits = EncoderLimits {
-            max_tokens,
-            max_texts,
-        };
-        let vectors = runner(&exact_cpu(), &model, limits)
-            .embed(&inputs, Pooling::Mean)
-            .unwrap();
-        let bits = vectors.iter().flatten().map(|x| x.to_bits());
-        bits.collect::<Vec<_>>()
-    };
-    let alone = vectors(longest, 1);
-    assert_eq!(vectors(longest, 2), alone);
-    assert_eq!(vectors(4 * longest, 64), alone);
 }
 
 #[test]

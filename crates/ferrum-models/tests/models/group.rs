@@ -14,6 +14,7 @@ use ferrum_models::{
     Dequantized, ModelRunner, Moe, Native, RankShard, Readback, RunnerConfig, ShardBoundaries,
     StepOutput, WeightForm, WeightPolicy, load_rank_weights, rank_memory_plan,
 };
+use ferrum_test_support::{available, skip};
 use ferrum_types::{AdapterId, Error, TokenId};
 use safetensors::tensor::{TensorView, serialize_to_file};
 use std::path::PathBuf;
@@ -97,7 +98,7 @@ fn cpu_ranks_give_the_logits_of_one() {
 fn gpu_ranks_give_the_logits_of_one() {
     let device = match GpuBackend::open(0) {
         Ok(device) => device,
-        Err(e) => return println!("skipped: {e}"),
+        Err(e) => return skip(e),
     };
     for name in ["llama3-tied", "qwen3-bias", "olmo2", "lfm2"] {
         let dir = fixtures().join(name);
@@ -201,7 +202,7 @@ fn check_bits<W: WeightForm<CpuBackend>>(devices: &[CpuBackend]) -> (usize, Vec<
 fn ranks_have_the_bits_of_one() {
     // Parts of sums are to be those of ranks at each of these, whichever is the default.
     let rounding = [Isa::Avx512Bf16, Isa::Amx, Isa::AmxF32];
-    let rounding = rounding.into_iter().filter(|isa| isa.is_available());
+    let rounding = available(rounding, Isa::is_available);
     for isa in [Isa::best_exact()].into_iter().chain(rounding) {
         let (same, others) = check_bits::<Moe<Dequantized>>(&cpus(4, isa));
         assert!(
@@ -214,8 +215,7 @@ fn ranks_have_the_bits_of_one() {
 /// Where activations are rounded to bytes, a sum that differs in its last bit may become another byte.
 #[test]
 fn quantised_ranks_have_the_bits_of_one() {
-    let levels = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    for isa in levels {
+    for isa in available(Isa::ALL, Isa::is_available) {
         let (same, others) = check_bits::<Moe<Native>>(&cpus(4, isa));
         assert!(same > 350, "{isa:?}: {same}");
         assert!(others.is_empty(), "{isa:?}: {others:?}");

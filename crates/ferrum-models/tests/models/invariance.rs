@@ -10,6 +10,7 @@ use ferrum_models::{
     Dequantized, KvLayout, LogitRows, Model, Moe, Readback, RowOutput, SeqStep, StepBatch,
     StepOutput, WeightForm,
 };
+use ferrum_test_support::skip;
 use ferrum_types::TokenId;
 
 const LAYOUTS: [KvLayout; 4] = [
@@ -142,7 +143,7 @@ fn gpu_results_do_not_depend_on_company() {
             check::<_, KvF32, Dequantized>(&device, "mistral-window");
             check::<_, KvFp16, Dequantized>(&device, "qwen3");
         }
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(e),
     }
 }
 

@@ -1,106 +1,29 @@
 //! LoRA adapters: the logits are PEFT's, from every kind of base file, and what runs beside a sequence
 //! changes none of its bits.
 
-use crate::support::{
-    blocks, exact_cpu, fixtures, logits_of, max_difference, open, read_expected, runner_in,
+use crate::support::lora::{
+    ADAPTERS, LAYOUT, adapter, check_together, folder, logits, runner, with_and_without,
 };
+use crate::support::{blocks, exact_cpu, fixtures, max_difference, open, read_expected, runner_in};
 use ferrum_formats::LoraFolder;
 use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::CpuBackend;
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{Backend, KvF32, LlmBackend};
-use ferrum_models::{Dequantized, KvLayout, LogitRows, ModelRunner, Readback, SeqStep, StepBatch};
-use ferrum_types::{AdapterId, Error, GgufQuantType, StateSlot, TokenId};
+use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
+use ferrum_models::{Dequantized, LogitRows, Readback, SeqStep, StepBatch};
+use ferrum_types::{AdapterId, Error, GgufQuantType, TokenId};
 use safetensors::SafeTensors;
-use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// Adapter and the model that it was made for.
-const ADAPTERS: [(&str, &str); 6] = [
-    ("llama-all", "llama3-tied"),
-    ("llama-up", "llama3-tied"),
-    ("qwen3-patterns", "qwen3"),
-    ("phi3-joined", "phi3"),
-    ("lfm2-convolutions", "lfm2"),
-    ("qwen35-hybrid", "qwen35"),
-];
-
-const LAYOUT: KvLayout = KvLayout::Paged { block_size: 8 };
-
-fn folder(name: &str) -> PathBuf {
-    fixtures().join("../lora").join(name)
-}
-
-fn adapter(name: &str) -> LoraFolder {
-    LoraFolder::open(folder(name)).unwrap_or_else(|e| panic!("{e}"))
-}
-
-fn runner<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
-    device: &B,
-    model: &str,
-) -> ModelRunner<B, KvF32> {
-    let model = open(&fixtures().join(model));
-    runner_in::<B, KvF32, Dequantized>(device, &model, LAYOUT)
-}
-
-/// Logits of all positions of several sequences `(tokens, adapter)` in one batch after the other:
-/// `chunk` tokens of each at a time.
-fn logits<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(
-    runner: &mut ModelRunner<B, KvF32>,
-    seqs: &[(&[TokenId], Option<AdapterId>)],
-    chunk: usize,
-) -> Vec<Vec<f32>> {
-    let (vocab, pool) = (runner.spec().vocab_size, runner.pool().blocks);
-    let tables: Vec<_> = (0..seqs.len()).map(|slot| blocks(pool, slot)).collect();
-    let mut out = vec![Vec::new(); seqs.len()];
-    let longest = seqs.iter().map(|(tokens, _)| tokens.len()).max().unwrap();
-    for start in (0..longest).step_by(chunk) {
-        let mut batch = StepBatch::default();
-        for (slot, ((tokens, adapter), blocks)) in seqs.iter().zip(&tables).enumerate() {
-            let end = (start + chunk).min(tokens.len());
-            batch
-                .push(SeqStep {
-                    tokens: &tokens[start.min(end)..end],
-                    start: start.min(end),
-                    prompt_len: tokens.len(),
-                    blocks,
-                    logits: LogitRows::All,
-                    hidden: false,
-                    adapter: *adapter,
-                })
-                .unwrap();
-            if runner.state_slots().is_some() {
-                batch.add_state(StateSlot(slot as u32));
-            }
-        }
-        let rows = logits_of(runner, &batch);
-        let mut rest = rows.as_slice();
-        for (seq, out) in out.iter_mut().enumerate() {
-            let (mine, others) = rest.split_at(batch.rows(seq).len() * vocab);
-            out.extend_from_slice(mine);
-            rest = others;
-        }
-    }
-    out
-}
-
-fn check_all<B: LlmBackend + ferrum_kernels::BackendKvDtype<KvF32>>(device: &B) {
+fn check_all<B: LlmBackend + BackendKvDtype<KvF32>>(device: &B) {
     for (name, base) in ADAPTERS {
-        let (tokens, expected) = read_expected(&folder(name).join("expected.safetensors"));
+        let (_, expected) = read_expected(&folder(name).join("expected.safetensors"));
         for file in ["", "model.gguf"] {
             let model = format!("{base}/{file}");
-            let mut runner = runner(device, &model);
-            let plain = logits(&mut runner, &[(&tokens, None)], 96);
-            let id = AdapterId(7);
-            runner.load_adapter(id, &adapter(name)).unwrap();
-            let found = logits(&mut runner, &[(&tokens, Some(id))], 96);
-            let difference = max_difference(&found[0], &expected);
+            let found = with_and_without(device, name, &model).adapted;
+            let difference = max_difference(&found, &expected);
             assert!(difference <= 1e-4, "{name} on {model}: {difference}");
-            // Whoever does not name it does without.
-            let without = logits(&mut runner, &[(&tokens, None)], 96);
-            assert_eq!(without, plain, "{name} on {model}");
-            assert!(runner.unload_adapter(id) && !runner.unload_adapter(id));
         }
     }
 }
@@ -119,7 +42,7 @@ fn cpu_backend_equals_peft() {
 fn gpu_backend_equals_peft() {
     match GpuBackend::open(0) {
         Ok(device) => check_all(&device),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => ferrum_test_support::skip(e),
     }
 }
 
@@ -259,33 +182,8 @@ fn gguf_adapters_equal_peft_on_every_kind_of_base() {
 #[test]
 fn sequences_of_several_adapters_do_not_change_each_other() {
     let device = CpuBackend::open(0).unwrap();
-    let mut runner = runner(&device, "llama3-tied");
-    let (tokens, _) = read_expected(&folder("llama-all").join("expected.safetensors"));
-    let (all, up) = (AdapterId(1), AdapterId(2));
-    runner.load_adapter(all, &adapter("llama-all")).unwrap();
-    runner.load_adapter(up, &adapter("llama-up")).unwrap();
-    let seqs = [
-        (&tokens[..], Some(all)),
-        (&tokens[3..20], None),
-        (&tokens[1..], Some(up)),
-        (&tokens[2..25], Some(all)),
-    ];
-    let alone: Vec<_> = seqs
-        .iter()
-        .map(|&seq| logits(&mut runner, &[seq], 96).remove(0))
-        .collect();
-    assert_ne!(alone[0], alone[2]);
-    for order in [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0], [0, 3, 2, 1]] {
-        for chunk in [1, 5, 24] {
-            let found = logits(&mut runner, &order.map(|i| seqs[i]), chunk);
-            for (found, i) in found.iter().zip(order) {
-                assert_eq!(
-                    *found, alone[i],
-                    "sequence {i} of {order:?}, chunks of {chunk}"
-                );
-            }
-        }
-    }
+    let orders = [[0, 1, 2, 3], [1, 0, 3, 2], [3, 2, 1, 0], [0, 3, 2, 1]];
+    check_together(&device, &orders, &[1, 5, 24]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::{
     Dequantized, KvLayout, Model, Moe, Native, RunnerConfig, WeightForm, WeightPolicy, memory_plan,
 };
+use ferrum_test_support::available;
 use half::bf16;
 use std::path::Path;
 
@@ -198,7 +199,7 @@ fn same_bits(path: &Path, expectation: &Path) {
     let model = open(path);
     // Levels that split numbers of f32, such as those of routers, have bits of their own.
     let mut bases: [Option<Vec<f32>>; 2] = [None, None];
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    for isa in available(Isa::ALL, Isa::is_available) {
         let config = CpuConfig {
             isa: Some(isa),
             threads: Some(2),

@@ -10,6 +10,7 @@ use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
+use ferrum_test_support::skip;
 use ferrum_types::Error;
 use std::path::{Path, PathBuf};
 
@@ -116,6 +117,6 @@ fn every_level_of_the_cpu_stays_near_transformers() {
 fn gpu_backend_equals_transformers() {
     match GpuBackend::open(0) {
         Ok(device) => check_all::<_, Dequantized>(&device),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(e),
     }
 }

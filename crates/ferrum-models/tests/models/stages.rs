@@ -3,7 +3,7 @@
 
 use crate::support::{
     blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
-    max_difference, open, read_expected, runner_in, staged_in,
+    max_difference, open, read_expected, runner_in, same_bits, staged_in,
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -16,6 +16,7 @@ use ferrum_models::{
     StepOutput, WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan,
     stage_memory_plan,
 };
+use ferrum_test_support::skip;
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
 use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -60,7 +61,7 @@ fn gpu() -> Option<GpuBackend> {
     match GpuBackend::open(0) {
         Ok(device) => Some(device),
         Err(e) => {
-            println!("skipped: {e}");
+            skip(e);
             None
         }
     }
@@ -69,10 +70,6 @@ fn gpu() -> Option<GpuBackend> {
 fn has_experts(model: &Model) -> bool {
     let mut layers = model.spec.layers.iter();
     layers.any(|layer| matches!(layer.feed_forward, FeedForwardSpec::Moe(_)))
-}
-
-pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 /// Layers of as many stages as there are layers.

@@ -13,6 +13,7 @@ use ferrum_models::vision::{ImageTokens, load_vision, read_vision};
 use ferrum_models::{
     AttentionSpec, Dequantized, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput,
 };
+use ferrum_test_support::skip;
 use ferrum_types::BlockId;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -36,7 +37,7 @@ fn features_are_those_of_transformers() {
             let difference = compare(&device, &folder());
             assert!(difference < 1e-3, "wgpu: {difference}");
         }
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(e),
     }
     // Activations of eight bits of precision.
     let difference = compare(&Minimal::default(), &folder());
@@ -160,7 +161,7 @@ fn logits_of_prompts_with_images_are_those_of_transformers() {
     check_logits::<_, KvF32>(&exact_cpu(), 1e-4);
     match GpuBackend::open(0) {
         Ok(device) => check_logits::<_, KvF32>(&device, 2e-3),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(e),
     }
     // Without the images they are others.
     let (model, mut prompt) = (open(&folder()), prompt());

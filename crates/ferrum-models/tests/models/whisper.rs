@@ -1,54 +1,16 @@
 //! Whisper's encoder and decoder give what `transformers` gives, on every backend.
 
 use crate::support::exact_cpu;
+use crate::support::whisper::{difference, expected, fixture, greedy, mel, runner, text};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
+use ferrum_kernels::Backend;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig};
 use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{Backend, LlmBackend};
-use ferrum_media::audio::{AudioLimits, LogMelExtractor, RATE, decode};
-use ferrum_models::whisper::{SpeechModel, WhisperRunner, is_whisper, load_whisper, read_whisper};
-use ferrum_models::{Dequantized, read_model};
+use ferrum_models::read_model;
+use ferrum_models::whisper::SpeechModel;
 use ferrum_types::{Error, TokenId};
-use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-fn fixture(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/speech");
-    root.join(name)
-}
-
-fn expected() -> Value {
-    serde_json::from_slice(&std::fs::read(fixture("expected.json")).unwrap()).unwrap()
-}
-
-fn runner<B: LlmBackend>(device: &B) -> WhisperRunner<B> {
-    let source = ModelSource::open(fixture("whisper")).unwrap();
-    assert!(is_whisper(&source));
-    let model = read_whisper(source).unwrap();
-    let weights = load_whisper::<B, Dequantized>(device, &model, &mut |_, _| ()).unwrap();
-    WhisperRunner::new(device, model.spec, weights).unwrap()
-}
-
-fn mel() -> Vec<f32> {
-    let file = std::fs::read(fixture("sentence.wav")).unwrap();
-    let mut audio = decode(file, RATE, AudioLimits::default()).unwrap();
-    audio.samples.resize(30 * RATE as usize, 0.0);
-    LogMelExtractor::new(80).compute(&audio.samples).values
-}
-
-/// The largest difference of the encoder's states, as a share of the largest of them.
-fn difference(runner: &mut impl SpeechModel, expected: &Value) -> f64 {
-    runner.encode(&mel()).unwrap();
-    let found = runner.states().unwrap();
-    let pairs = expected["states"].as_array().unwrap().iter().map(|pair| {
-        let at = pair[0].as_u64().unwrap() as usize;
-        (f64::from(found[at]), pair[1].as_f64().unwrap())
-    });
-    let largest = pairs.clone().fold(0.0, |most, (_, x)| x.abs().max(most));
-    pairs.fold(0.0, |most, (a, b)| (a - b).abs().max(most)) / largest
-}
 
 #[test]
 fn states_are_those_of_transformers_on_every_backend() {
@@ -64,7 +26,7 @@ fn states_are_those_of_transformers_on_every_backend() {
             let found = difference(&mut runner(&device), &expected);
             assert!(found <= 5e-5, "gpu: {found}");
         }
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => ferrum_test_support::skip(e),
     }
     // Activations of eight bits of precision.
     let found = difference(&mut runner(&Minimal::default()), &expected);
@@ -72,10 +34,17 @@ fn states_are_those_of_transformers_on_every_backend() {
 }
 
 #[test]
+fn chosen_tokens_are_those_of_transformers() {
+    let mut model = runner(&exact_cpu());
+    model.encode(&mel()).unwrap();
+    assert_eq!(greedy(&mut model, 60), text(&expected(), 60));
+}
+
+#[test]
 fn a_device_that_splits_for_encoders_splits_nothing_of_the_decoder() {
     let device = CpuBackend::open(0).unwrap();
     let Some(encoder) = device.for_encoders() else {
-        println!("skipped: this machine has no tiles");
+        ferrum_test_support::skip("this machine has no tiles");
         return;
     };
     let all_split = CpuConfig {

@@ -3,9 +3,13 @@
 
 pub(crate) mod bidirectional;
 pub(crate) mod clip;
+pub(crate) mod draft_heads;
+pub(crate) mod encoders;
 pub(crate) mod group;
+pub(crate) mod lora;
 pub(crate) mod naive;
 pub(crate) mod vision;
+pub(crate) mod whisper;
 
 use ferrum_formats::ModelSource;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
@@ -305,6 +309,16 @@ pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
         .zip(b)
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, |m, d| if d.is_nan() { d } else { m.max(d) })
+}
+
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Where the largest number of a row is.
+pub(crate) fn best(row: &[f32]) -> usize {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.unwrap().0
 }
 
 /// `[rows, vocab]` logits as log probabilities.

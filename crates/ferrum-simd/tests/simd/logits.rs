@@ -2,6 +2,7 @@
 
 use ferrum_simd::isa::{Isa, Level};
 use ferrum_simd::logits::{max, softmax_weights, softmax_weights_at};
+use ferrum_test_support::available;
 
 fn row(len: usize) -> Vec<f32> {
     (0..len)
@@ -28,7 +29,7 @@ fn all_levels_give_the_bits_of_plain_rust() {
                 let error = (1.0 - power) * 2e-7 * power.exp();
                 assert!((f64::from(*weight) - power.exp()).abs() < error + 1e-37);
             }
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for isa in available(Isa::ALL, Isa::is_available) {
                 let level = Level::new(isa).unwrap();
                 let found = bits(level, temperature);
                 assert_eq!(found, bits(Level::best(), temperature), "{}", isa.name());

@@ -18,6 +18,7 @@ mod vectors;
 use ferrum_simd::exec::Exec;
 use ferrum_simd::isa::{Isa, Level};
 use ferrum_simd::threads::Pool;
+use ferrum_test_support::available;
 use std::fmt;
 use std::sync::Arc;
 
@@ -82,14 +83,11 @@ impl fmt::Display for Run {
 
 /// Every level of this machine, on one thread and several.
 fn runs() -> Vec<Run> {
-    let mut runs = Vec::new();
-    for isa in Isa::ALL {
-        match Level::new(isa) {
-            Ok(level) => runs.extend([1, 3].map(|threads| Run::new(level, threads))),
-            Err(_) => println!("skipped: this machine has no {isa}"),
-        }
-    }
-    runs
+    let levels = available(Isa::ALL, Isa::is_available);
+    let levels = levels.into_iter().map(|isa| Level::new(isa).unwrap());
+    levels
+        .flat_map(|level| [1, 3].map(|threads| Run::new(level, threads)))
+        .collect()
 }
 
 /// Levels with dot products of bf16: in plain Rust, and by instructions of this machine if it has any.

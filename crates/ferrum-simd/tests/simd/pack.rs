@@ -12,6 +12,7 @@ use ferrum_simd::isa::{Isa, Level};
 use ferrum_simd::quant::affine::GroupQuantWeight;
 use ferrum_simd::quant::format::{CodeLayout, ScaleLayout, UNIT, block_bytes};
 use ferrum_simd::quant::pack::{FormatVisitor, PackedMatrix, SignFlip, panel_bytes};
+use ferrum_test_support::skip;
 use ferrum_types::{GgufQuantType, MatShape, SrcDtype, WeightPart};
 use half::f16;
 
@@ -292,7 +293,7 @@ fn panels_hold_floats_of_every_type() {
 #[test]
 fn split_panels_hold_halves() {
     let Ok(level) = Level::new(Isa::AmxF32) else {
-        println!("skipped: this machine has no {}", Isa::AmxF32);
+        skip(format_args!("this machine has no {}", Isa::AmxF32));
         return;
     };
     let run = Run::new(level, 2);

@@ -2,6 +2,7 @@
 
 use ferrum_simd::memory::pages::{Pages, interleave_thread, node_bits, set_policy};
 use ferrum_simd::threads::topology;
+use ferrum_test_support::skip;
 
 /// What pages are worth a mapping from, and the most bytes of a mapping that several pieces share.
 const GRAIN: usize = 64 << 10;
@@ -17,13 +18,13 @@ fn bytes(pages: &mut Pages, len: usize) -> &mut [u8] {
 fn pages_come_from_nodes_in_turns() {
     let nodes = topology::nodes();
     if nodes.is_empty() {
-        println!("skipped: the system tells of no memory nodes");
+        skip("the system tells of no memory nodes");
         return;
     }
     let size = 5 << 20;
     let mut pages = match Pages::on_nodes(size, &node_bits(&nodes)) {
         Ok(pages) => pages,
-        Err(error) => return println!("skipped: {error}"),
+        Err(error) => return skip(error),
     };
     // A mapping begins a little before its first huge page.
     let start = pages.start().as_ptr().addr();
@@ -34,7 +35,7 @@ fn pages_come_from_nodes_in_turns() {
         .filter(|line| begin(line).is_some_and(|at| at <= start));
     match before.max_by_key(|line| begin(line)) {
         Some(line) => assert!(line.contains("interleave:"), "{line}"),
-        None => println!("skipped: numa_maps does not tell of the mapping"),
+        None => skip("numa_maps does not tell of the mapping"),
     }
     // No node of that number: refused, and nothing else happens.
     assert!(Pages::on_nodes(size, &node_bits(&[1023])).is_err());
@@ -48,7 +49,7 @@ fn pages_come_from_nodes_in_turns() {
 fn a_thread_allocates_on_nodes_in_turns() {
     let nodes = topology::nodes();
     if nodes.is_empty() {
-        println!("skipped: the system tells of no memory nodes");
+        skip("the system tells of no memory nodes");
         return;
     }
     // Policies belong to threads, and this one ends.
@@ -58,7 +59,7 @@ fn a_thread_allocates_on_nodes_in_turns() {
             set(node_bits(&[1023])).join().unwrap().is_err(),
             "no such node"
         ),
-        Err(error) => println!("skipped: {error}"),
+        Err(error) => skip(error),
     }
     interleave_thread();
 }

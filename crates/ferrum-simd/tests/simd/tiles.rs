@@ -4,6 +4,7 @@ use super::{Random, Run, bits};
 use ferrum_simd::exec::Scratch;
 use ferrum_simd::gemm::{self, CpuWeight};
 use ferrum_simd::isa::{Isa, Level};
+use ferrum_test_support::skip;
 use ferrum_types::{GemmShape, SrcDtype, SumSplit, WeightPart};
 use half::bf16;
 
@@ -67,7 +68,7 @@ fn products_in_tiles_are_summed_as_documented() {
         (Isa::Amx, SrcDtype::BF16),
     ] {
         let Ok(level) = Level::new(isa) else {
-            println!("skipped: this machine has no {isa}");
+            skip(format_args!("this machine has no {isa}"));
             continue;
         };
         for (rows, n, k) in [
@@ -141,7 +142,7 @@ fn a_row_alone_has_the_bits_of_tiles() {
     };
     for (isa, dtype) in [(Isa::AmxF32, SrcDtype::F32), (Isa::Amx, SrcDtype::BF16)] {
         let Ok(level) = Level::new(isa) else {
-            println!("skipped: this machine has no {isa}");
+            skip(format_args!("this machine has no {isa}"));
             continue;
         };
         let (rows, n, k) = (21, 173, 230);

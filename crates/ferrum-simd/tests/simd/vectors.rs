@@ -4,6 +4,7 @@
 use ferrum_simd::isa::{ByteKernel, Isa, Kernel, Level};
 use ferrum_simd::math;
 use ferrum_simd::simd::{ByteProducts, LANES, Simd, scalar::Scalar};
+use ferrum_test_support::available;
 use half::bf16;
 
 /// The bits of everything that an operation gave, under its name.
@@ -350,13 +351,9 @@ impl ByteKernel for Everything {
 
 #[test]
 fn every_operation_means_the_same_at_every_level() {
-    let run = |isa| Level::new(isa).map(|level| level.run_bytes(Everything));
     let expected = Everything.run(Scalar);
-    for isa in Isa::ALL {
-        let Ok(found) = run(isa) else {
-            println!("skipped: this machine has no {}", isa.name());
-            continue;
-        };
+    for isa in available(Isa::ALL, Isa::is_available) {
+        let found = Level::new(isa).unwrap().run_bytes(Everything);
         assert_eq!(found.len(), expected.len());
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
             assert_eq!(found, expected, "{}: {name}", isa.name());
@@ -398,11 +395,8 @@ fn products_of_pairs_are_those_of_both_halves() {
         }
         pairs.extend([a, b]);
     }
-    for isa in Isa::ALL {
-        let Ok(level) = Level::new(isa) else {
-            println!("skipped: this machine has no {}", isa.name());
-            continue;
-        };
+    for isa in available(Isa::ALL, Isa::is_available) {
+        let level = Level::new(isa).unwrap();
         let found = level.run_bf16(PairProducts(pairs.clone()));
         for (found, expected) in found.iter().zip(expected) {
             let error = (f64::from(*found) - expected).abs();

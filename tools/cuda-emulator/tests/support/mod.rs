@@ -3,8 +3,8 @@
 
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
+use ferrum_test_support::skip;
 use std::ffi::{CString, c_void};
-use std::io::Write as _;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
 
@@ -72,8 +72,7 @@ impl Device {
     pub(crate) fn open() -> Option<Self> {
         let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         if let Err(reason) = ferrum_cuda_emulator::load() {
-            // What is printed by `println!` is not shown of a test that passes.
-            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
+            skip(reason);
             return None;
         }
         ferrum_cuda_emulator::clear_error();

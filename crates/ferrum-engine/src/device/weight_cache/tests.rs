@@ -5,6 +5,7 @@ use crate::{BackendDispatch, KvDtype, Placement};
 use ferrum_formats::ModelSource;
 use ferrum_kernels::{Backend, BackendMoeFused, BackendQuantExperts, ExpertProjection, MoeRouting};
 use ferrum_models::{Readback, RunnerConfig, read_model};
+use ferrum_test_support::skip;
 use ferrum_types::{ExpertInput, ExpertShape, GgufQuantType, MoeShape, RouteShape};
 use std::path::Path;
 use tempfile::TempDir;
@@ -165,7 +166,7 @@ fn experts_stay_on_the_disk_until_they_are_used() {
         .load_quant_experts(&vec![1; stack], ty, shape)
         .unwrap();
     let Some(before) = mapped(dir.path()) else {
-        println!("skipped: the system tells of no mappings");
+        skip("the system tells of no mappings");
         return;
     };
     assert_eq!(before, 0);

@@ -1,6 +1,7 @@
 //! Attention: contiguous, paged and latent.
 
 use super::*;
+use ferrum_test_support::{available, skip};
 use ferrum_types::BlockId;
 
 #[derive(Clone, Copy)]
@@ -390,11 +391,7 @@ fn paged_attention() {
 
 #[test]
 fn chunks_blocks_and_neighbours_change_no_bit() {
-    for isa in [Isa::best(), Isa::AmxF32] {
-        if !isa.is_available() {
-            println!("skipped: this machine has no {}", isa.name());
-            continue;
-        }
+    for isa in available([Isa::best(), Isa::AmxF32], Isa::is_available) {
         let config = CpuConfig {
             isa: Some(isa),
             ..CpuConfig::default()
@@ -484,7 +481,7 @@ fn rows_alone_and_together(device: &CpuBackend, config: AttnConfig) {
 fn rows_with_numbers_that_cannot_be_split_depend_on_themselves() {
     const TOKENS: usize = 300;
     if !Isa::AmxF32.is_available() {
-        println!("skipped: this machine has no {}", Isa::AmxF32.name());
+        skip(format_args!("this machine has no {}", Isa::AmxF32));
         return;
     }
     let config = CpuConfig {
@@ -579,7 +576,7 @@ fn tiles_taken_as_they_lie_give_the_bits_of_copies() {
         };
         bits(&op.outputs::<CpuBackend, K>(&CpuBackend::with_config(config).unwrap()))
     }
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    for isa in available(Isa::ALL, Isa::is_available) {
         // No chunk of a block of 12 is a whole one.
         for size in [16, 32, 48] {
             assert!(outputs::<KvF32>(12, isa) == outputs::<KvF32>(size, isa));

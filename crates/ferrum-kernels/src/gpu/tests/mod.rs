@@ -9,6 +9,7 @@ mod paged;
 mod shaders;
 
 use super::{GpuBackend, GpuConfig};
+use ferrum_test_support::skip;
 use ferrum_types::Error;
 use std::sync::OnceLock;
 
@@ -19,7 +20,7 @@ pub(super) fn gpu() -> Option<&'static GpuBackend> {
         .get_or_init(|| open_with(GpuConfig::default()))
         .as_ref();
     if device.is_none() {
-        println!("skipped: no Vulkan device");
+        skip("no Vulkan device");
     }
     device
 }
@@ -29,7 +30,7 @@ fn open_with(config: GpuConfig) -> Option<GpuBackend> {
     match GpuBackend::open_with(config) {
         Ok(device) => Some(device),
         Err(Error::NoDevice { .. }) => {
-            println!("skipped: no Vulkan device");
+            skip("no Vulkan device");
             None
         }
         Err(e) => panic!("{e}"),
