@@ -1,15 +1,14 @@
 //! Decoders with bidirectional attention: their states are those of `transformers`, whole sequences only.
 
+use crate::gpu::gpu;
 use crate::support::bidirectional::{GEMMA, LAYOUT, QWEN, difference, folder, texts};
 use crate::support::{blocks, exact_cpu, open, runner_in};
 use ferrum_conformance::minimal::Minimal;
-use ferrum_kernels::gpu::GpuBackend;
+use ferrum_kernels::KvF32;
 use ferrum_kernels::reference::ReferenceBackend;
-use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::{
     Dequantized, LogitRows, Pooling, SeqStep, StatedPooling, StepBatch, StepOutput,
 };
-use ferrum_test_support::skip;
 
 #[test]
 fn states_and_embeddings_are_those_of_transformers() {
@@ -22,12 +21,9 @@ fn states_and_embeddings_are_those_of_transformers() {
         assert!(found <= 5e-5, "{name} on reference: {found}");
         let found = difference(&exact_cpu(), name);
         assert!(found <= 5e-5, "{name} on cpu: {found}");
-        match GpuBackend::open(0) {
-            Ok(device) => {
-                let found = difference(&device, name);
-                assert!(found <= 5e-5, "{name} on a GPU: {found}");
-            }
-            Err(e) => skip(e),
+        if let Some(device) = gpu() {
+            let found = difference(&device, name);
+            assert!(found <= 5e-5, "{name} on a GPU: {found}");
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name);

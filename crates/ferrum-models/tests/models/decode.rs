@@ -1,16 +1,15 @@
 //! `DecodeBackend`: its steps against whole runs of `transformers`, from a prompt that it ran itself
 //! and from keys and values that `transformers` computed.
 
+use crate::gpu::gpu;
 use crate::support::{expected, fixtures, max_difference, open};
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
     DecodeBackend, Dequantized, KvBlockLayout, KvBlockPart, KvLayout, ModelRunner, RunnerConfig,
     RunnerDecode, load_weights,
 };
-use ferrum_test_support::skip;
 use ferrum_types::{Error, SeqId, TokenId};
 use safetensors::SafeTensors;
 
@@ -136,9 +135,8 @@ fn steps_equal_a_whole_run_on_the_cpu() {
 
 #[test]
 fn steps_equal_a_whole_run_on_a_gpu() {
-    match GpuBackend::open(0) {
-        Ok(device) => check(&device),
-        Err(reason) => skip(reason),
+    if let Some(device) = gpu() {
+        check(&device);
     }
 }
 
@@ -163,12 +161,9 @@ fn a_prompt_that_ran_on_one_backend_goes_on_on_another() {
     );
     hand_over(&reference, &cpu);
     hand_over(&cpu, &reference);
-    match GpuBackend::open(0) {
-        Ok(gpu) => {
-            hand_over(&cpu, &gpu);
-            hand_over(&gpu, &cpu);
-        }
-        Err(reason) => skip(reason),
+    if let Some(gpu) = gpu() {
+        hand_over(&cpu, &gpu);
+        hand_over(&gpu, &cpu);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Draft heads against independent computations (`tools/fixtures/make_drafts.py`): logits for a text beside the target's
 //! hidden states, and for guesses beside the head's own; and what files may have wrong.
 
+use crate::gpu::gpu;
 use crate::support::draft_heads::{check_shared_step, differences, drafts, heads, source};
 use crate::support::{exact_cpu, fixtures, open};
 use ferrum_formats::{ModelSource, TensorSource};
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, LlmBackend};
 use ferrum_models::quantize::{Plan, QuantizeOptions, Search};
@@ -46,9 +46,8 @@ fn heads_guess_as_they_were_meant_on_the_cpu() {
 
 #[test]
 fn heads_guess_as_they_were_meant_on_a_gpu() {
-    match GpuBackend::open(0) {
-        Ok(device) => check::<_, Dequantized>(&device),
-        Err(e) => ferrum_test_support::skip(e),
+    if let Some(device) = gpu() {
+        check::<_, Dequantized>(&device);
     }
 }
 

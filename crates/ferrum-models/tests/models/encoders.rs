@@ -1,5 +1,6 @@
 //! Encoders give what `transformers` gives, alone and packed with others, on every backend.
 
+use crate::gpu::gpu;
 use crate::support::encoders::{
     NAMES, check_alone, difference, difference_of, expected, floats, folder, ids, list, open,
     runner,
@@ -7,8 +8,6 @@ use crate::support::encoders::{
 use crate::support::{exact_cpu, max_difference};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
-use ferrum_kernels::Backend;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_models::encoder::{
     EncoderLimits, EncoderSpec, TextEncoder, TextInput, is_encoder, load_encoder, read_encoder,
@@ -27,12 +26,9 @@ fn vectors_and_scores_are_those_of_transformers() {
         ] {
             assert!(found <= 2e-5, "{name} on {backend}: {found}");
         }
-        match GpuBackend::open(0) {
-            Ok(device) => {
-                let found = difference(&device, name);
-                assert!(found <= 2e-5, "{name} on a GPU: {found}");
-            }
-            Err(e) => ferrum_test_support::skip(e),
+        if let Some(device) = gpu() {
+            let found = difference(&device, name);
+            assert!(found <= 2e-5, "{name} on a GPU: {found}");
         }
         // Activations of eight bits of precision.
         let found = difference(&Minimal::default(), name);

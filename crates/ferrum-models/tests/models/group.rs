@@ -1,5 +1,6 @@
 //! Ranks that compute a model together give the logits of one device, from every fixture and every format of weights.
 
+use crate::gpu::gpu;
 use crate::support::group::{LAYOUT, greedy, group, logits, step};
 use crate::support::{
     compare, config, expected, fixture_dirs, fixtures, logits_in_chunks, max_difference, open,
@@ -7,14 +8,13 @@ use crate::support::{
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{
     Dequantized, ModelRunner, Moe, Native, RankShard, Readback, RunnerConfig, ShardBoundaries,
     StepOutput, WeightForm, WeightPolicy, load_rank_weights, rank_memory_plan,
 };
-use ferrum_test_support::{available, skip};
+use ferrum_test_support::available;
 use ferrum_types::{AdapterId, Error, TokenId};
 use safetensors::tensor::{TensorView, serialize_to_file};
 use std::path::PathBuf;
@@ -96,9 +96,8 @@ fn cpu_ranks_give_the_logits_of_one() {
 /// Two contexts of one GPU, each with half of the model.
 #[test]
 fn gpu_ranks_give_the_logits_of_one() {
-    let device = match GpuBackend::open(0) {
-        Ok(device) => device,
-        Err(e) => return skip(e),
+    let Some(device) = gpu() else {
+        return;
     };
     for name in ["llama3-tied", "qwen3-bias", "olmo2", "lfm2"] {
         let dir = fixtures().join(name);

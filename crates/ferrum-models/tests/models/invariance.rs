@@ -1,8 +1,8 @@
 //! Same prompt, same bits: whole or in chunks, alone or in a batch, paged or contiguous.
 
+use crate::gpu::gpu;
 use crate::support::{blocks, expected, fixtures, logits_in_chunks, logits_of, open, runner_in};
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::{
     Backend, BackendKvDtype, KvDtypeKind, KvF32, KvFp8, KvFp16, KvInt8, LlmBackend,
 };
@@ -10,7 +10,6 @@ use ferrum_models::{
     Dequantized, KvLayout, LogitRows, Model, Moe, Readback, RowOutput, SeqStep, StepBatch,
     StepOutput, WeightForm,
 };
-use ferrum_test_support::skip;
 use ferrum_types::TokenId;
 
 const LAYOUTS: [KvLayout; 4] = [
@@ -138,12 +137,9 @@ fn batch_of_four<B: LlmBackend + BackendKvDtype<K>, K: KvDtypeKind, W: WeightFor
 
 #[test]
 fn gpu_results_do_not_depend_on_company() {
-    match GpuBackend::open(0) {
-        Ok(device) => {
-            check::<_, KvF32, Dequantized>(&device, "mistral-window");
-            check::<_, KvFp16, Dequantized>(&device, "qwen3");
-        }
-        Err(e) => skip(e),
+    if let Some(device) = gpu() {
+        check::<_, KvF32, Dequantized>(&device, "mistral-window");
+        check::<_, KvFp16, Dequantized>(&device, "qwen3");
     }
 }
 

@@ -1,6 +1,7 @@
 //! LoRA adapters: the logits are PEFT's, from every kind of base file, and what runs beside a sequence
 //! changes none of its bits.
 
+use crate::gpu::gpu;
 use crate::support::lora::{
     ADAPTERS, LAYOUT, adapter, check_together, folder, logits, runner, with_and_without,
 };
@@ -8,7 +9,6 @@ use crate::support::{blocks, exact_cpu, fixtures, max_difference, open, read_exp
 use ferrum_formats::LoraFolder;
 use ferrum_formats::gguf::Writer;
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, BackendKvDtype, KvF32, LlmBackend};
 use ferrum_models::{Dequantized, LogitRows, Readback, SeqStep, StepBatch};
@@ -40,9 +40,8 @@ fn cpu_backend_equals_peft() {
 
 #[test]
 fn gpu_backend_equals_peft() {
-    match GpuBackend::open(0) {
-        Ok(device) => check_all(&device),
-        Err(e) => ferrum_test_support::skip(e),
+    if let Some(device) = gpu() {
+        check_all(&device);
     }
 }
 

@@ -13,6 +13,7 @@ mod decode;
 mod draft_heads;
 mod encoders;
 mod experts;
+mod gpu;
 mod group;
 mod invariance;
 mod inventory;

@@ -1,16 +1,15 @@
 //! Every family against `transformers`: logits of all positions and 64 greedy tokens, from a Hugging
 //! Face folder and from the GGUF file of the same weights.
 
+use crate::gpu::gpu;
 use crate::support::{
     compare, exact_cpu, expected, fixture_dirs, greedy, logits_in_chunks, max_difference, open,
     runner_in,
 };
 use ferrum_kernels::cpu::CpuBackend;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, LlmBackend};
 use ferrum_models::{Dequantized, FeedForwardSpec, KvLayout, Model, Moe, WeightForm, load_weights};
-use ferrum_test_support::skip;
 use ferrum_types::Error;
 use std::path::{Path, PathBuf};
 
@@ -115,8 +114,7 @@ fn every_level_of_the_cpu_stays_near_transformers() {
 
 #[test]
 fn gpu_backend_equals_transformers() {
-    match GpuBackend::open(0) {
-        Ok(device) => check_all::<_, Dequantized>(&device),
-        Err(e) => skip(e),
+    if let Some(device) = gpu() {
+        check_all::<_, Dequantized>(&device);
     }
 }

@@ -1,13 +1,13 @@
 //! Stages on several devices give what one device gives: the same bits on the CPU, and within the tolerance of an order
 //! of sums where backends differ, from every fixture with more than one layer.
 
+use crate::gpu::gpu;
 use crate::support::{
     blocks, compare, config, exact_cpu, expected, fixture_dirs, fixtures, greedy, logits_in_chunks,
     max_difference, open, read_expected, runner_in, same_bits, staged_in,
 };
 use ferrum_formats::LoraFolder;
 use ferrum_kernels::cpu::{CpuBackend, CpuConfig, Isa};
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32, KvFp16, KvInt8, LlmBackend, RowSampling};
 use ferrum_models::{
@@ -16,7 +16,6 @@ use ferrum_models::{
     StepOutput, WeightForm, WeightPolicy, load_stage_weights, load_weights, memory_plan,
     stage_memory_plan,
 };
-use ferrum_test_support::skip;
 use ferrum_types::{AdapterId, BlockId, Error, TokenId};
 use safetensors::tensor::{SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -55,16 +54,6 @@ fn cpu(threads: usize) -> CpuBackend {
         threads: Some(threads),
     };
     CpuBackend::with_config(config).unwrap()
-}
-
-fn gpu() -> Option<GpuBackend> {
-    match GpuBackend::open(0) {
-        Ok(device) => Some(device),
-        Err(e) => {
-            skip(e);
-            None
-        }
-    }
 }
 
 fn has_experts(model: &Model) -> bool {

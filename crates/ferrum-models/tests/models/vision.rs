@@ -1,19 +1,18 @@
 //! Decoders that see images give what `transformers` gives.
 
+use crate::gpu::gpu;
 use crate::support::vision::{
     check_logits, compare, folder, logits_in_steps, pictures, prompt, push_part, root, ways,
 };
 use crate::support::{config, exact_cpu, logits_of, max_difference, open, runner_in, staged_in};
 use ferrum_conformance::minimal::Minimal;
 use ferrum_formats::ModelSource;
-use ferrum_kernels::gpu::GpuBackend;
 use ferrum_kernels::reference::ReferenceBackend;
 use ferrum_kernels::{Backend, KvF32};
 use ferrum_models::vision::{ImageTokens, load_vision, read_vision};
 use ferrum_models::{
     AttentionSpec, Dequantized, ImageSpan, KvLayout, Readback, RunnerGroup, StepBatch, StepOutput,
 };
-use ferrum_test_support::skip;
 use ferrum_types::BlockId;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -32,12 +31,9 @@ fn features_are_those_of_transformers() {
     ] {
         assert!(difference < 2e-5, "{backend}: {difference}");
     }
-    match GpuBackend::open(0) {
-        Ok(device) => {
-            let difference = compare(&device, &folder());
-            assert!(difference < 1e-3, "wgpu: {difference}");
-        }
-        Err(e) => skip(e),
+    if let Some(device) = gpu() {
+        let difference = compare(&device, &folder());
+        assert!(difference < 1e-3, "wgpu: {difference}");
     }
     // Activations of eight bits of precision.
     let difference = compare(&Minimal::default(), &folder());
@@ -159,9 +155,8 @@ fn configs_of_towers_that_cannot_be_are_refused() {
 fn logits_of_prompts_with_images_are_those_of_transformers() {
     check_logits::<_, KvF32>(&ReferenceBackend::new(), 1e-4);
     check_logits::<_, KvF32>(&exact_cpu(), 1e-4);
-    match GpuBackend::open(0) {
-        Ok(device) => check_logits::<_, KvF32>(&device, 2e-3),
-        Err(e) => skip(e),
+    if let Some(device) = gpu() {
+        check_logits::<_, KvF32>(&device, 2e-3);
     }
     // Without the images they are others.
     let (model, mut prompt) = (open(&folder()), prompt());
