@@ -191,8 +191,9 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
     terminal.keys(&["Tell me a story about a fox.", "Enter"]);
     terminal.wait_for("begin of the story", |screen| screen.contains("Once"));
     terminal.keys(&["C-c"]);
+    // The terminal's own `^C` may push what comes behind it over the margin.
     let screen = terminal.wait_for("stop", |screen| {
-        screen.contains("[stopped]") && asks(screen)
+        screen.replace('\n', "").contains("[stopped]") && asks(screen)
     });
     assert!(!screen.contains("left with"), "{screen}");
     terminal.keys(&["/quit", "Enter"]);

@@ -147,13 +147,15 @@ impl Chat<'_> {
             shown.is_ok() && !self.interrupted.load(Ordering::Relaxed)
         });
         shown?;
+        if stats
+            .as_ref()
+            .is_ok_and(|stats| stats.finish == FinishReason::Cancelled)
+        {
+            screen.show(" [stopped]")?;
+        }
         screen.finish()?;
         let stats = stats?;
-        let mark = match stats.finish {
-            FinishReason::Cancelled => " [stopped]\n",
-            _ => "\n",
-        };
-        ui::show(mark)?;
+        ui::show("\n")?;
         if stats.finish == FinishReason::Length && stats.tokens.len() < wanted.max_tokens {
             tell(&format!(
                 "note: the context of {capacity} tokens is full: the answer ends here"
