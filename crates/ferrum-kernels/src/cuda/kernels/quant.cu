@@ -306,33 +306,24 @@ QUANT_EMBEDDING(quant_embedding_8, 8)
 // Rows of the weight from `first` on, a multiple of a tile's rows, as activations are, for products of many rows. A block has a
 // tile of which each warp makes rows, so that it writes 512 B beside each other; four lanes have a group, eight numbers each.
 #ifdef ACT_16
-// The codes of the eight numbers from 8 · `part` on of a group, four to a word, as `codes_of` makes all of them.
+// The bytes of a group of which `codes_of` makes the eight numbers from 8 · `part` on, as its first two words.
 template <int BITS>
-__device__ __forceinline__ void eight_codes(const GroupPlace& at, int part, int table, uint32_t (&q)[2]) {
+__device__ __forceinline__ PlaneBytes load_eight(const GroupPlace& at, int part) {
     int odd = part % 2, behind = part / 2;
     const uint8_t *low = at.tile + group_offset<low_pieces(BITS)>(at.row, at.g), *high = at.tile + high_of_tile(BITS);
     auto two_bits = [&](const uint8_t* plane) {
-        uint32_t word = reinterpret_cast<const uint32_t*>(plane)[odd] >> 2 * behind;
-        return make_uint2(word & 0x03030303u, word >> 4 & 0x03030303u);
+        return make_uint4(reinterpret_cast<const uint32_t*>(plane)[odd] >> 2 * behind, 0, 0, 0);
     };
     auto four_bits = [&](const uint8_t* plane) {
         uint2 words = load8(plane + 8 * odd);
-        return make_uint2(words.x >> 4 * behind & 0x0f0f0f0fu, words.y >> 4 * behind & 0x0f0f0f0fu);
+        return make_uint4(words.x >> 4 * behind, words.y >> 4 * behind, 0, 0);
     };
-    uint2 codes = BITS < 4 ? two_bits(low) : four_bits(low);
-    if (BITS == 3 || BITS == 5) {
-        uint32_t word = *reinterpret_cast<const uint32_t*>(high + group_offset<2>(at.row, at.g)) >> 4 * odd + behind;
-        codes.x |= (word & 0x01010101u) << (BITS - 1), codes.y |= (word >> 2 & 0x01010101u) << (BITS - 1);
-    }
-    if (BITS == 6 || BITS == 8) {
-        uint2 upper = BITS == 6 ? two_bits(high + group_offset<4>(at.row, at.g)) : four_bits(high + group_offset<8>(at.row, at.g));
-        codes.x |= upper.x << 4, codes.y |= upper.y << 4;
-    }
-    if (BITS == 4 && table) {
-        uint4 values = table_of(table);
-        codes.x = uint32_t(look_up(codes.x, values)), codes.y = uint32_t(look_up(codes.y, values));
-    }
-    q[0] = codes.x, q[1] = codes.y;
+    PlaneBytes bytes = {BITS < 4 ? two_bits(low) : four_bits(low), make_uint4(0, 0, 0, 0)};
+    if (BITS == 3 || BITS == 5)
+        bytes.high.x = *reinterpret_cast<const uint32_t*>(high + group_offset<2>(at.row, at.g)) >> 4 * odd + behind;
+    if (BITS == 6) bytes.high = two_bits(high + group_offset<4>(at.row, at.g));
+    if (BITS == 8) bytes.high = four_bits(high + group_offset<8>(at.row, at.g));
+    return bytes;
 }
 constexpr int UNPACK_WARPS = 4;
 template <int BITS>
@@ -351,20 +342,21 @@ __device__ __forceinline__ void unpack(uint16_t* out, Weight w, int64_t first, i
     // A tile has all of its rows, if only as zeros.
 #pragma unroll
     for (int i = 0; i < TILE_ROWS / UNPACK_WARPS; i++, place.row += UNPACK_WARPS, out += UNPACK_WARPS * k) {
-        uint32_t q[2];
-        eight_codes<BITS>(place, part, w.table, q);
+        int q[8];
+        codes_of<BITS>(load_eight<BITS>(place, part), w.table, q);
         float factor, rest, values[8];
         scale_of<BITS>(w, place, part / 2, factor, rest);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float code = __uint_as_float(__byte_perm(q[j / 4] ^ flip, 0x4b000000u, 0x7440 | byte_of(j % 4))) - bias;
+            float code = __uint_as_float(__byte_perm(uint32_t(q[j / 4]) ^ flip, 0x4b000000u, 0x7440 | byte_of(j % 4))) - bias;
             values[j] = factor * code + rest;
         }
         if (row + i * UNPACK_WARPS < rows) Act::write8(out, values);
     }
 }
 #define UNPACK(BITS)                                                                                                    \
-    KERNEL __launch_bounds__(32 * UNPACK_WARPS) unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int rows, int groups, int k) { \
+    KERNEL __launch_bounds__(32 * UNPACK_WARPS)                                                                         \
+        unpack_##BITS(uint16_t* out, WEIGHT_PARAMS, int64_t first, int rows, int groups, int k) {                       \
         Weight w = WEIGHT;                                                                                              \
         unpack<BITS>(out, w, first, rows, groups, k);                                                                   \
     }
