@@ -251,7 +251,10 @@ impl PackedRow<'_> {
         let tile = group / TILE_GROUPS * self.format.tile_bytes();
         let [low, high] = self.format.pieces();
         for (start, pieces, words) in [(0, low, lower), (TILE_ROWS * 16 * low, high, upper)] {
-            let bytes: [u8; 16] = bytemuck::cast(words.map(u32::to_le_bytes));
+            let mut bytes = [0; 16];
+            for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                *to = word.to_le_bytes();
+            }
             let at = tile + start + place_in_plane(pieces, self.row, group % TILE_GROUPS);
             let to = &mut self.row_tile[at..][..2 * pieces];
             // A store of a known size, not a call.
@@ -266,25 +269,24 @@ impl PackedRow<'_> {
 }
 
 /// The words of a group in the planes of lower and of upper bits, for codes of so many bits.
+///
+/// Loops, since closures on arrays (`map`) stay calls where a crate is compiled in several units: that took ten times as long.
+#[inline]
 fn words_of(bits: u32, codes: &[u8; GROUP]) -> ([u32; 4], [u32; 4]) {
-    let words: [[[u8; 4]; 4]; 2] = bytemuck::cast(*codes);
-    // As `byte_of` in `kernels/packed.cuh` has them. The words of four numbers, and those of the four that come 16 later, whose bits go
-    // behind theirs.
-    let both = words.map(|half| half.map(|[a, b, c, d]| u32::from_le_bytes([a, c, b, d])));
-    let part = |shift: u32, mask: u32| both.map(|half| half.map(|word| (word >> shift) & mask));
-    let four_bits = |shift| {
-        let [first, behind] = part(shift, 0x0f0f_0f0f);
-        std::array::from_fn(|i| first[i] | behind[i] << 4)
-    };
+    // As `byte_of` in `kernels/packed.cuh` has them: the two bytes in the middle of a word are exchanged.
+    let mut words = [0; GROUP / 4];
+    for (to, four) in words.iter_mut().zip(codes.as_chunks::<4>().0) {
+        let word = u32::from_le_bytes(*four);
+        *to = word & 0xff00_00ff | (word & 0xff00) << 8 | word >> 8 & 0xff00;
+    }
+    let four_bits = |shift| joined(&words, shift, 0x0f0f_0f0f, 4);
     let two_bits = |shift| {
-        let [first, behind] = part(shift, 0x0303_0303);
-        let of: [u32; 4] = std::array::from_fn(|i| first[i] | behind[i] << 2);
-        [of[0] | of[1] << 4, of[2] | of[3] << 4, 0, 0]
+        let [a, b, c, d] = joined(&words, shift, 0x0303_0303, 2);
+        [a | b << 4, c | d << 4, 0, 0]
     };
     let one_bit = |shift| {
-        let [first, behind] = part(shift, 0x0101_0101);
-        let of: [u32; 4] = std::array::from_fn(|i| (first[i] | behind[i] << 1) << (2 * i));
-        [of[0] | of[1] | of[2] | of[3], 0, 0, 0]
+        let [a, b, c, d] = joined(&words, shift, 0x0101_0101, 1);
+        [a | b << 2 | c << 4 | d << 6, 0, 0, 0]
     };
     match bits {
         2 => (two_bits(0), [0; 4]),
@@ -294,6 +296,16 @@ fn words_of(bits: u32, codes: &[u8; GROUP]) -> ([u32; 4], [u32; 4]) {
         8 => (four_bits(0), four_bits(4)),
         _ => (four_bits(0), [0; 4]),
     }
+}
+
+/// Bits of the words of four numbers, and those of the four that come 16 later behind them.
+#[inline]
+fn joined(words: &[u32; GROUP / 4], shift: u32, mask: u32, behind: u32) -> [u32; 4] {
+    let mut joined = [0; 4];
+    for (i, to) in joined.iter_mut().enumerate() {
+        *to = words[i] >> shift & mask | (words[4 + i] >> shift & mask) << behind;
+    }
+    joined
 }
 
 /// Where group `group` of a tile's row lies in a plane: `group_offset` of `kernels/packed.cuh`.
