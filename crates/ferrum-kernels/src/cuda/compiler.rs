@@ -108,28 +108,6 @@ sources! {
     Collective => "collective.cu", Asked;
 }
 
-impl KernelFile {
-    /// Whether all kernels of the file wait for the one before them, so that they may be started before that has ended
-    /// (programmatic dependent launch).
-    pub(super) fn waits(self) -> bool {
-        match self {
-            Self::Elementwise | Self::Norm | Self::Kv | Self::Moe => true,
-            Self::Gemv | Self::Quant | Self::QuantGemv => true,
-            Self::QuantPairs | Self::QuantGroups => true,
-            Self::TileHalf | Self::TilePacked | Self::TileFloat8 | Self::Sample => true,
-            Self::FlashF32 | Self::FlashF16 | Self::FlashBf16 | Self::FlashFp8 => true,
-            Self::FlashWideF32 | Self::FlashWideF16 | Self::FlashWideBf16 => true,
-            Self::FlashGroupF16 | Self::FlashGroupBf16 => true,
-            Self::FlashDecodeF16 | Self::FlashDecodeBf16 => true,
-            Self::FlashWideFp8 | Self::FlashInt8 | Self::FlashWideInt8 | Self::FlashCombine => true,
-            Self::Flash512F32 | Self::Flash512F16 | Self::Flash512Bf16 => true,
-            Self::Flash512Fp8 | Self::Flash512Int8 => true,
-            Self::Rows | Self::Gemm | Self::Heads | Self::Conv | Self::Linear => false,
-            Self::Attention | Self::TileE4m3 | Self::Float8 | Self::Collective => false,
-        }
-    }
-}
-
 macro_rules! headers {
     ($($file:literal,)*) => {
         /// What sources include.

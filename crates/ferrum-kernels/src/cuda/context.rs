@@ -166,7 +166,7 @@ impl<A: CudaAct> CudaContext<A> {
             blocks: int(blocks)?.cast_unsigned(),
             threads,
             shared: shared as u32,
-            programmatic: self.shared().programmatic_launch && kernel.0.waits(),
+            programmatic: self.shared().programmatic_launch,
         };
         let function = self.shared().function(kernel)?;
         // SAFETY: see above: kernels and the functions that launch them are written together, lengths are checked, and

@@ -90,6 +90,7 @@ KERNEL __launch_bounds__(TILE, 8)
     attention_contiguous(CALL_PARAMS, const Act::Stored* k, const Act::Stored* v, int64_t head_tokens, int64_t key_stride,
                          int64_t value_stride, int keys, int first_index) {
     extern __shared__ float shared[];
+    wait_for_previous();
     Call c = CALL;
     int64_t token = blockIdx.x / heads;
     int head = blockIdx.x % heads;
@@ -120,6 +121,7 @@ struct Paged {
              const int* query_starts, const int* kv_lens, const int* tables, int seqs, int table_stride,                \
              int block_size, int kv_heads, int value_width) {                                                           \
         extern __shared__ float shared[];                                                                               \
+        wait_for_previous();                                                                                            \
         Call c = CALL;                                                                                                  \
         int token = blockIdx.x / heads, head = blockIdx.x % heads;                                                      \
         int s = sequence_of(query_starts, seqs, token);                                                                 \

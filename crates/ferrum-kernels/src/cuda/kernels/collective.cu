@@ -21,6 +21,7 @@ template <typename Value> __device__ float tree_sum(int ranks, Value value) {
 // out[i] = the sum of parts[rank][i], rounded once.
 #define RANK_SUM(NAME, E)                                                                                               \
     KERNEL NAME(E::Stored* out, const E::Stored* parts, int ranks, int64_t total, int64_t stride) {                     \
+        wait_for_previous();                                                                                            \
         int64_t i = thread_number();                                                                                    \
         if (i >= total) return;                                                                                         \
         E::write(out + i, tree_sum(ranks, [=](int rank) { return E::read(parts + rank * stride + i); }));               \
@@ -32,6 +33,7 @@ RANK_SUM(rank_sum_bf16, BF16)
 // squares[row] = the sum of squares of a row's columns on this rank, or 0 where another rank counts them.
 KERNEL __launch_bounds__(256) row_squares(float* squares, const Act::Stored* x, int64_t dim, int counts) {
     __shared__ float scratch[32];
+    wait_for_previous();
     const Act::Stored* row = x + int64_t(blockIdx.x) * dim;
     float sum = 0;
     if (counts) {
@@ -48,6 +50,7 @@ KERNEL __launch_bounds__(256) row_squares(float* squares, const Act::Stored* x, 
 // are those of all ranks, [ranks, rows].
 KERNEL __launch_bounds__(256) rms_norm_part(Act::Stored* out, const Act::Stored* x, const float* weight,
                                             const float* squares, int ranks, int64_t dim, int64_t whole, float eps) {
+    wait_for_previous();
     int64_t row = blockIdx.x;
     float sum = tree_sum(ranks, [=](int rank) { return squares[rank * int64_t(gridDim.x) + row]; });
     float factor = 1.0f / sqrtf(sum / float(whole) + eps);
@@ -57,6 +60,7 @@ KERNEL __launch_bounds__(256) rms_norm_part(Act::Stored* out, const Act::Stored*
 
 // Token ids as rows of a part of the vocabulary. Ids are 32-bit words, which wrap.
 KERNEL ids_from(uint32_t* out, const uint32_t* ids, int first, int64_t total) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i < total) out[i] = ids[i] - uint32_t(first);
 }

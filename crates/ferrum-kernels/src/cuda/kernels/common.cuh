@@ -2,8 +2,8 @@
 #pragma once
 #include "intrinsics.cuh"
 
-// In files that `KernelFile::waits` names, every thread of a kernel calls `wait_for_previous` before it reads or writes what another kernel
-// may still be writing or reading.
+// Every thread of a kernel calls `wait_for_previous` before it reads or writes what another kernel may still be writing or
+// reading, and before it ends.
 #define KERNEL extern "C" __global__ void
 #define ALL_LANES 0xffffffffu
 

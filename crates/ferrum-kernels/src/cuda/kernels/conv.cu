@@ -4,6 +4,7 @@
 // out[c, t] = bias[c] + Σ x[i, t · stride + tap - padding] · weight[c, i, tap]. `bias` may be null.
 KERNEL conv1d(Act::Stored* out, const Act::Stored* x, const float* weight, const float* bias, int64_t total,
               int64_t out_len, int64_t len, int64_t in_of_group, int64_t out_of_group, int64_t kernel, int64_t stride, int64_t padding) {
+    wait_for_previous();
     int64_t o = thread_number();
     if (o >= total) return;
     int64_t c = o / out_len, start = o % out_len * stride - padding, first = c / out_of_group * in_of_group;
@@ -20,6 +21,7 @@ KERNEL conv1d(Act::Stored* out, const Act::Stored* x, const float* weight, const
 // [channels, height, width] → [patches, out]; the weight is [out, channels, patch, patch].
 KERNEL conv2d_patch(Act::Stored* rows, const Act::Stored* image, const float* weight, const float* bias, int64_t total,
                     int64_t out, int64_t channels, int64_t height, int64_t width, int64_t patch) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t p = i / out, o = i % out, across = width / patch;
@@ -38,6 +40,7 @@ KERNEL conv2d_patch(Act::Stored* rows, const Act::Stored* image, const float* we
 KERNEL causal_conv1d(Act::Stored* out, const Act::Stored* x, const float* weight, const float* bias,
                      const float* states, const int* query_starts, const int* slots, int64_t total, int64_t channels, int kernel, int seqs,
                      int all_slots, int64_t elements, int64_t offset) {
+    wait_for_previous();
     int64_t o = thread_number();
     if (o >= total) return;
     int64_t token = o / channels, c = o % channels;
@@ -60,6 +63,7 @@ KERNEL causal_conv1d(Act::Stored* out, const Act::Stored* x, const float* weight
 // behind it, or from this step.
 KERNEL causal_conv1d_state(float* states, const Act::Stored* x, const int* query_starts, const int* slots, int64_t total,
                            int64_t channels, int kept, int tokens, int all_slots, int64_t elements, int64_t offset) {
+    wait_for_previous();
     int64_t o = thread_number();
     if (o >= total) return;
     int64_t s = o / channels, c = o % channels, start = query_starts[s], end = query_starts[s + 1];

@@ -4,13 +4,17 @@
 // before they are scaled, and the sums of lanes are added in one order: how many rows share a warp changes no bit of any.
 #include "float8.cuh"
 
-template <int ROWS>
+// EARLY: the caller has not waited for the kernel before, whose results are not read before the first pieces of the weight are
+// on their way.
+template <int ROWS, bool EARLY>
 __device__ __forceinline__ void lane_sums(const Act::Stored* x, const Float8& w, int64_t weight_row, int k, int64_t rows,
                                           float (&sums)[ROWS]) {
     // Pieces that are asked for before the first is used.
     const int AHEAD = ROWS > 4 ? 2 : 4, STEP = 32 * 16;
     const uint8_t* from = w.codes + weight_row * w.stride;
-    for (int first = int(threadIdx.x) % 32 * 16; first < k; first += STEP * AHEAD) {
+    const int begin = int(threadIdx.x) % 32 * 16;
+    if (EARLY && begin >= k) wait_for_previous();
+    for (int first = begin; first < k; first += STEP * AHEAD) {
         uint4 ahead[AHEAD];
         float scales[AHEAD];
 #pragma unroll
@@ -20,6 +24,7 @@ __device__ __forceinline__ void lane_sums(const Act::Stored* x, const Float8& w,
             ahead[i] = load16_once(from + at);
             scales[i] = *w.scale_at(weight_row, at) * OF_CODES;
         }
+        if (EARLY && first == begin) wait_for_previous();
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             int at = first + i * STEP;
@@ -51,9 +56,9 @@ __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::St
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
-    if (column >= columns) return;
+    if (column >= columns) return wait_for_previous();
     float sums[ROWS] = {};
-    lane_sums<ROWS>(x + row * k, w, column, k, rows - row, sums);
+    lane_sums<ROWS, true>(x + row * k, w, column, k, rows - row, sums);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= rows) break;
@@ -80,6 +85,7 @@ FLOAT8_GEMM(float8_gemm_8_f32, F32, 8)
 // As `pair_product` in gemm.cu. The rows of all experts are one matrix.
 KERNEL __launch_bounds__(128, 3) float8_moe(Act::Stored* out, const Act::Stored* x, FLOAT8_PARAMS, const int* expert_ids,
                                          const int* ids, int pairs, int k, int n, int experts, int share) {
+    wait_for_previous();
     int blocks = (n + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int pair = ids[int(blockIdx.x) / blocks];
@@ -87,7 +93,7 @@ KERNEL __launch_bounds__(128, 3) float8_moe(Act::Stored* out, const Act::Stored*
     int expert = expert_ids[pair];
     if (expert < 0 || expert >= experts) return;
     float sums[1] = {};
-    lane_sums<1>(x + int64_t(pair / share) * k, FLOAT8, int64_t(expert) * n + column, k, 1, sums);
+    lane_sums<1, false>(x + int64_t(pair / share) * k, FLOAT8, int64_t(expert) * n + column, k, 1, sums);
     float sum = warp_sum(sums[0]);
     if (lane == 0) Act::write(out + int64_t(pair) * n + column, sum);
 }

@@ -7,6 +7,7 @@
 template <class E, class OUT, int ROWS>
 __device__ __forceinline__ void product(typename OUT::Stored* out, const Act::Stored* x, const typename E::Stored* weight,
                                         int rows, int k, int64_t stride, int columns, int64_t first, int64_t n) {
+    wait_for_previous();
     int blocks = (columns + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int64_t row = int64_t(int(blockIdx.x) / blocks) * ROWS;
@@ -94,6 +95,7 @@ template <class E>
 __device__ __forceinline__ void pair_product(Act::Stored* out, const Act::Stored* x, const typename E::Stored* stack,
                                              const int* expert_ids, const int* ids, int pairs, int k, int64_t stride,
                                              int n, int experts, int share) {
+    wait_for_previous();
     int blocks = (n + 3) / 4;
     int column = int(blockIdx.x) % blocks * 4 + int(threadIdx.x) / 32, lane = threadIdx.x % 32;
     int pair = ids[int(blockIdx.x) / blocks];

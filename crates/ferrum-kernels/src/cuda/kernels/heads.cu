@@ -4,6 +4,7 @@
 
 KERNEL copy_heads(Act::Stored* dst, const Act::Stored* src, int64_t total, int heads, int head_dim, int64_t src_offset,
                   int64_t src_token, int64_t src_head, int64_t dst_offset, int64_t dst_token, int64_t dst_head) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t d = i % head_dim, head = i / head_dim % heads, token = i / head_dim / heads;
@@ -19,6 +20,7 @@ KERNEL __launch_bounds__(128)
                     int last_row) {
     extern __shared__ float values[];
     __shared__ float scratch[32];
+    wait_for_previous();
     int64_t token = blockIdx.x / heads, head = blockIdx.x % heads;
     const Act::Stored* from = src + src_offset + token * src_token + head * src_head;
     Act::Stored* to = dst + dst_offset + token * dst_token + head * dst_head;

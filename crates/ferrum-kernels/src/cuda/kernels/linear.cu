@@ -182,6 +182,7 @@ __device__ __forceinline__ void linear_in_registers(const Linear& c) {
 // Keys of up to as many elements as the name says; `conv.rs` has the same.
 #define LINEAR_KERNEL(NAME, ROWS, PARTS)                                                                                   \
     KERNEL __launch_bounds__(LINEAR_WARPS * 32) NAME(LINEAR_PARAMS) {                                                      \
+        wait_for_previous();                                                                                               \
         Linear c = LINEAR;                                                                                                 \
         linear_in_registers<ROWS, PARTS>(c);                                                                               \
     }
@@ -193,6 +194,7 @@ LINEAR_KERNEL(linear_attention_256, 32, 8)
 // Keys of any length: the state stays in memory. A block has a head of a sequence, a thread columns of it. Shared memory has a
 // query and a key.
 KERNEL linear_attention_any(LINEAR_PARAMS) {
+    wait_for_previous();
     Linear c = LINEAR;
     extern __shared__ float rows[];
     float *query = rows, *key = rows + c.key_dim;

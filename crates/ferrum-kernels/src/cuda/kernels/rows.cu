@@ -4,6 +4,7 @@
 template <class T>
 __device__ __forceinline__ void gather(T* out, const T* src, const int* rows, int64_t total, int64_t dim,
                                        int64_t src_rows) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t row = rows[i / dim];
@@ -25,6 +26,7 @@ KERNEL gather_rows_4(uint32_t* out, const uint32_t* src, const int* rows, int64_
 template <class T>
 __device__ __forceinline__ void copy_part(T* dst, const T* src, int64_t total, int64_t len, int64_t src_first,
                                           int64_t src_width, int64_t dst_first, int64_t dst_width) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int64_t row = i / len, column = i % len;
@@ -45,6 +47,7 @@ template <class E>
 __device__ __forceinline__ void embed(float* out, const typename E::Stored* table, const int* ids, int64_t total,
                                       int64_t dim, int64_t stride, int first_row, int slab_rows, int all_rows,
                                       int writes_zeros) {
+    wait_for_previous();
     int64_t i = thread_number();
     if (i >= total) return;
     int id = ids[i / dim];
@@ -64,6 +67,7 @@ EMBEDDING(embedding_bf16, BF16)
 KERNEL __launch_bounds__(256) argmax(int* out, const float* x, int dim) {
     __shared__ uint32_t keys[8];
     __shared__ int indices[8];
+    wait_for_previous();
     const float* row = x + int64_t(blockIdx.x) * dim;
     uint32_t best = 0;
     int index = 0;

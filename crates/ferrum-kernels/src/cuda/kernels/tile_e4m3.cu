@@ -9,6 +9,7 @@
 
 // Rows of x as codes with a stride of a multiple of 16 and zeros behind k, and their scales. A warp for each 128 numbers.
 KERNEL quantise_e4m3(uint8_t* codes, float* scales, const Act::Stored* x, int64_t all, int blocks, int k, int stride) {
+    wait_for_previous();
     int64_t number = thread_number() / 32;
     if (number >= all) return;
     int64_t row = number / blocks;
