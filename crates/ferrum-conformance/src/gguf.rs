@@ -6,10 +6,11 @@
 
 use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
+use crate::core::{GATED, GATES};
 use crate::data::{FileBytes, Rng};
 use crate::io::{CaseError, Check, Io, wrong};
 use crate::naive;
-use ferrum_kernels::{BackendQuantGguf, GemmShape, GgufRows, MatShape, RowShape};
+use ferrum_kernels::{Activation, BackendQuantGguf, GemmShape, GgufRows, MatShape, RowShape};
 use ferrum_quant::dequantize;
 use ferrum_types::{Error, GgufQuantType as T};
 use half::f16;
@@ -258,21 +259,23 @@ fn make(rng: &mut Rng, ty: T, (rows, n, blocks): (usize, usize, usize), scale: f
     }
 }
 
+/// Rows and types of the parts of a projection.
+const FUSED: [(usize, T); 5] = [
+    (33, T::Q4_K),
+    (7, T::Q6_K),
+    (16, T::Q8_0),
+    (1, T::F16),
+    (20, T::Q4_K),
+];
+
 /// A projection whose parts differ in type, as those of Q4_K_M files do.
-fn make_fused(rng: &mut Rng, rows: usize) -> Gguf {
+fn make_fused(rng: &mut Rng, rows: usize, parts: &[(usize, T)]) -> Gguf {
     let k = 512;
-    let parts: Vec<Part> = [
-        (33, T::Q4_K),
-        (7, T::Q6_K),
-        (16, T::Q8_0),
-        (1, T::F16),
-        (20, T::Q4_K),
-    ]
-    .map(|(n, ty)| {
+    let part = |&(n, ty): &(usize, T)| {
         let bytes = random_rows(rng, ty, n, k / ty.block_len());
         Part { ty, rows: n, bytes }
-    })
-    .into();
+    };
+    let parts: Vec<Part> = parts.iter().map(part).collect();
     let n = parts.iter().map(|part| part.rows).sum();
     Gguf {
         shape: GemmShape { rows, n, k },
@@ -287,6 +290,67 @@ pub(crate) fn tolerance(ty: T) -> Tolerance {
         T::F32 => Tolerance::F32_SUMS,
         T::F16 | T::BF16 => Tolerance::HALF_STORAGE,
         _ => Tolerance::QUANTIZED,
+    }
+}
+
+struct Gated {
+    of: Gguf,
+    activation: Activation,
+}
+
+fn gemm_quant_gated<B: BackendQuantGguf>(io: &mut Io<'_, B>, data: &Gated) -> Check {
+    let Gguf { shape, x, .. } = &data.of;
+    let weight = load(io, &data.of)?;
+    let (size, x) = (shape.rows * shape.n, io.input("x", x)?);
+    let mut room = io.device.alloc(size)?;
+    let mut out = io.output("out", size / 2)?;
+    let to = (&mut room, &mut out);
+    B::gemm_quant_gated(&mut io.ctx, &x, &weight, data.activation, to, *shape)?;
+    io.take("out", &out, size / 2)
+}
+
+fn gated_formula(data: &Gated) -> Vec<Vec<f64>> {
+    let sums = gemm_formula(&data.of);
+    vec![naive::gated(data.activation, &sums[0], data.of.shape.n)]
+}
+
+fn gated_cases<B: BackendQuantGguf>(cases: &mut Cases<B>) {
+    let op = "gemm_quant_gated";
+    for ty in types() {
+        for (i, (rows, half, k)) in GATED.into_iter().enumerate() {
+            let activation = GATES[i % GATES.len()];
+            // Some types have blocks as long as others' eight.
+            let blocks = k.div_ceil(256);
+            let data = move |rng: &mut Rng| Gated {
+                of: make(rng, ty, (rows, 2 * half, blocks), 1.0),
+                activation,
+            };
+            let text = format!("{activation:?}, {rows} rows, {half} gates, {blocks} blocks");
+            let case = label(op, ty.name(), tolerance(ty).of_product(), text);
+            cases.add(
+                case,
+                data,
+                implementations!(gemm_quant_gated, gated_formula),
+            );
+        }
+        let few = move |rng: &mut Rng| Gated {
+            of: make(rng, ty, (3, 32, 1), 1.0),
+            activation: Activation::Silu,
+        };
+        cases.rejects_short_buffers((op, ty.name()), few, both!(gemm_quant_gated));
+    }
+    for rows in [1, 9] {
+        let data = move |rng: &mut Rng| Gated {
+            of: make_fused(rng, rows, &[(33, T::Q4_K), (7, T::Q6_K), (40, T::Q8_0)]),
+            activation: Activation::Silu,
+        };
+        let text = format!("{rows} rows, parts of several types");
+        let case = label(op, "mixed", Tolerance::QUANTIZED.of_product(), text);
+        cases.add(
+            case,
+            data,
+            implementations!(gemm_quant_gated, gated_formula),
+        );
     }
 }
 
@@ -384,11 +448,12 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         let case = label("gemm_quant", "mixed", Tolerance::QUANTIZED, text);
         cases.add(
             case,
-            move |rng| make_fused(rng, rows),
+            move |rng| make_fused(rng, rows, &FUSED),
             implementations!(gemm_quant, gemm_formula),
         );
     }
-    let many = |rng: &mut Rng| make_fused(rng, 40);
+    let many = |rng: &mut Rng| make_fused(rng, 40, &FUSED);
+    gated_cases(&mut cases);
     let id = ("gemm_quant", "mixed", "rows alone and together");
     cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
     cases.check(
@@ -418,7 +483,7 @@ fn lookup_cases<B: BackendQuantGguf>(cases: &mut Cases<B>) {
     let case = label(op, "mixed", Tolerance::NORM, "parts of several types");
     cases.add(
         case,
-        |rng| make_fused(rng, 0),
+        |rng| make_fused(rng, 0, &FUSED),
         implementations!(lookup, lookup_formula),
     );
 }

@@ -8,7 +8,9 @@ use crate::compare::Tolerance;
 use crate::data::{FileBytes, Rng};
 use crate::io::{Check, Io, wrong};
 use crate::naive;
-use ferrum_kernels::{AwqWeights, BackendQuantMarlin, GemmShape, GptqWeights, GptqZeroPoints};
+use ferrum_kernels::{
+    Activation, AwqWeights, BackendQuantMarlin, GemmShape, GptqWeights, GptqZeroPoints,
+};
 use half::f16;
 
 /// A quantised layer before it is packed.
@@ -425,7 +427,31 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
     cases
 }
 
+fn gemm_gptq_gated<B: BackendQuantMarlin>(io: &mut Io<'_, B>, data: &Gptq) -> Check {
+    let weight = load(io, &data.layer)?;
+    let shape = data.shape();
+    let (size, x) = (shape.rows * shape.n, io.input("x", &data.x)?);
+    let mut room = io.device.alloc(size)?;
+    let mut out = io.output("out", size / 2)?;
+    let to = (&mut room, &mut out);
+    B::gemm_gptq_gated(&mut io.ctx, &x, &weight, Activation::Silu, to, shape)?;
+    io.take("out", &out, size / 2)
+}
+
+fn gated_formula(data: &Gptq) -> Vec<Vec<f64>> {
+    let sums = formula(data);
+    vec![naive::gated(Activation::Silu, &sums[0], data.shape().n)]
+}
+
 fn kind_cases<B: BackendQuantMarlin>(cases: &mut Cases<B>, kind: Kind, text: &str) {
+    for dims in [(1, 32, 128, 32), (3, 96, 256, 128), (9, 64, 96, 32)] {
+        let (rows, n, k, group) = dims;
+        let name = format!("{text}, [{rows}, {k}] × [{n}, {k}], groups of {group}");
+        let tolerance = Tolerance::QUANTIZED.of_product();
+        let case = label("gemm_gptq_gated", kind.dtype(), tolerance, name);
+        let make = move |rng: &mut Rng| make(rng, kind, dims, 1.0);
+        cases.add(case, make, implementations!(gemm_gptq_gated, gated_formula));
+    }
     let op = "gemm_gptq";
     let case = |name: String| label(op, kind.dtype(), Tolerance::QUANTIZED, name);
     for &dims in SHAPES {

@@ -2,7 +2,7 @@
 //!
 //! Everything is f64 and nothing is clever. Nothing here is shared with a backend.
 
-use ferrum_kernels::{GeluKind, RopeStyle};
+use ferrum_kernels::{Activation, GeluKind, RopeStyle};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 /// f32 as f64.
@@ -56,6 +56,18 @@ pub(crate) fn gelu(kind: GeluKind, x: f64) -> f64 {
 
 pub(crate) fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+/// `activation(gate) · up` of rows `[gate | up]` of `n` numbers.
+pub(crate) fn gated(activation: Activation, gate_up: &[f64], n: usize) -> Vec<f64> {
+    let function = |x| match activation {
+        Activation::Gelu(kind) => gelu(kind, x),
+        _ => silu(x),
+    };
+    let rows = gate_up.chunks_exact(n.max(1));
+    let rows = rows.map(|row| row.split_at(n / 2));
+    rows.flat_map(|(gate, up)| gate.iter().zip(up).map(|(g, u)| function(*g) * u))
+        .collect()
 }
 
 pub(crate) fn softcap(x: f64, cap: f64) -> f64 {

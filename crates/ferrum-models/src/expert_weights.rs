@@ -11,8 +11,8 @@ use crate::weights::{
     Dequantized, MatrixUse, Native, Prepared, WeightForm, experts_are_floats, float_part,
 };
 use ferrum_kernels::{
-    Act, BackendMoeFused, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend, QuantWeights,
-    Residual, RowShape, WeightPart,
+    Act, Activation, BackendMoeFused, ExpertShape, GemmShape, LlmBackend, MoeLlmBackend,
+    QuantWeights, Residual, RowShape, WeightPart,
 };
 use ferrum_types::{FloatElement, Result, SumSplit};
 use std::marker::PhantomData;
@@ -138,6 +138,17 @@ where
         shape: GemmShape,
     ) -> Result<()> {
         W::gemm(ctx, x, matrix, out, shape)
+    }
+
+    fn gemm_gated(
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        matrix: &W::Matrix,
+        activation: Activation,
+        to: (&mut Act<B>, &mut Act<B>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        W::gemm_gated(ctx, x, matrix, activation, to, shape)
     }
 
     fn lookup(

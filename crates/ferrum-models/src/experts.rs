@@ -138,8 +138,7 @@ impl<B: BackendMoeFused + BackendCollective + BackendGraph> Experts<B> for Stack
         if let Some(shared) = shared.as_mut().filter(|_| spec.has_shared_gate()) {
             shared.gate(ctx, out, tokens, hidden)?;
         }
-        B::route_topk(ctx, logits, stacks.correction.as_ref(), routing, route)?;
-        B::compute_ids_tpe(ctx, routing, route)?;
+        B::route_pairs(ctx, logits, stacks.correction.as_ref(), routing, route)?;
         // [tokens, hidden] → [pairs, intermediate] → [pairs, hidden] → [tokens, hidden]
         let gate_up = [stacks.gate.projection(), stacks.up.projection()];
         let wide = shape(inner, hidden);

@@ -9,8 +9,8 @@ use crate::inventory::RankShard;
 use crate::rank_index::RankIndex;
 use crate::weights::WeightForm;
 use ferrum_kernels::{
-    Act, Backend, BackendCollective, BackendGraph, DeviceBuffer, GemmShape, Logits, MatShape,
-    ReduceOp, Residual, RowShape,
+    Act, Activation, Backend, BackendCollective, BackendGraph, DeviceBuffer, GemmShape, Logits,
+    MatShape, ReduceOp, Residual, RowShape,
 };
 use ferrum_types::{Error, FloatElement, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +31,21 @@ pub trait Linear<B: Backend>: Send + Sync {
         out: &mut Act<B>,
         rows: usize,
     ) -> Result<()>;
+
+    /// `out[rows, out_features / 2] = activation(gate) · up`, where [`forward`](Self::forward) gives rows `[gate | up]`, for which `room`
+    /// is there.
+    fn forward_gated(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        activation: Activation,
+        (room, out): (&mut Act<B>, &mut Act<B>),
+        rows: usize,
+    ) -> Result<()> {
+        self.forward(ctx, x, room, rows)?;
+        let dim = self.out_features() / 2;
+        B::activate_split(ctx, activation, room, out, RowShape { rows, dim })
+    }
 }
 
 /// A linear map whose results are compared and not computed on: an output projection, a router.
@@ -84,6 +99,28 @@ impl<B: Backend, W: WeightForm<B>> Linear<B> for MatrixLinear<B, W> {
         rows: usize,
     ) -> Result<()> {
         self.apply(ctx, x, out, rows)
+    }
+
+    fn forward_gated(
+        &self,
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        activation: Activation,
+        (room, out): (&mut Act<B>, &mut Act<B>),
+        rows: usize,
+    ) -> Result<()> {
+        let (n, k) = (self.shape.rows, self.shape.cols);
+        match &self.bias {
+            None => {
+                let shape = GemmShape { rows, n, k };
+                W::gemm_gated(ctx, x, &self.weight, activation, (room, out), shape)
+            }
+            Some(_) => {
+                self.apply(ctx, x, room, rows)?;
+                let halves = RowShape { rows, dim: n / 2 };
+                B::activate_split(ctx, activation, room, out, halves)
+            }
+        }
     }
 }
 

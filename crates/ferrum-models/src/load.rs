@@ -417,7 +417,6 @@ impl<'a, B: LlmBackend, W: WeightForm<B>> Loader<'a, '_, B, W> {
                 down,
             },
             activation: spec.activation.function(),
-            intermediate: spec.intermediate,
             gate,
         })
     }

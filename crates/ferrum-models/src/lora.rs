@@ -507,23 +507,29 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
+    /// Whether some row of the step has something added to projection `at` of layer `layer`.
+    pub(crate) fn adds_to(&self, place: (usize, Projection)) -> bool {
+        self.runs.iter().any(|run| self.delta(run, place).is_some())
+    }
+
+    /// What a run's adapter has for a projection.
+    fn delta(&self, run: &Run, (layer, at): (usize, Projection)) -> Option<&Delta<B>> {
+        let deltas = self.loaded.get(&run.adapter)?.layers.get(layer)?;
+        deltas[at as usize].as_ref()
+    }
+
     /// Adds what the step's adapters add to projection `at` of layer `layer`, whose input is `x`:
     /// `out[rows, :] += up · (down · x[rows, :])`.
     pub(crate) fn add(
         &self,
         ctx: &mut B::Context,
-        (layer, at): (usize, Projection),
+        place: (usize, Projection),
         x: &Act<B>,
         out: &mut Act<B>,
         scratch: &mut Option<LoraScratch<B>>,
     ) -> Result<()> {
         for run in &self.runs {
-            let delta = self
-                .loaded
-                .get(&run.adapter)
-                .and_then(|a| a.layers.get(layer));
-            let delta = delta.and_then(|deltas| deltas[at as usize].as_ref());
-            let (Some(delta), Some(scratch)) = (delta, scratch.as_mut()) else {
+            let (Some(delta), Some(scratch)) = (self.delta(run, place), scratch.as_mut()) else {
                 continue;
             };
             delta.add(ctx, &run.rows, x, out, scratch)?;

@@ -9,8 +9,8 @@
 use crate::experts::{ExpertSource, ExpertStacks, ExpertSums, Experts, PerHeadLinear};
 use crate::spec::MoeSpec;
 use ferrum_kernels::{
-    Act, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend, QuantWeights,
-    Residual, RowShape, WeightPart,
+    Act, Activation, Backend, ExpertShape, GemmShape, GgufRows, LlmBackend, QuantLlmBackend,
+    QuantWeights, Residual, RowShape, WeightPart,
 };
 use ferrum_types::{Error, FloatElement, GgufQuantType, Result, SrcDtype, SumSplit};
 use half::{bf16, f16};
@@ -61,6 +61,16 @@ pub trait WeightForm<B: Backend>: 'static {
         x: &Act<B>,
         matrix: &Self::Matrix,
         out: &mut B::Buffer<T>,
+        shape: GemmShape,
+    ) -> Result<()>;
+
+    /// As [`Backend::gemm_gated`].
+    fn gemm_gated(
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        matrix: &Self::Matrix,
+        activation: Activation,
+        to: (&mut Act<B>, &mut Act<B>),
         shape: GemmShape,
     ) -> Result<()>;
 
@@ -249,6 +259,17 @@ impl<B: LlmBackend> WeightForm<B> for Dequantized {
         B::gemm(ctx, x, matrix, out, shape)
     }
 
+    fn gemm_gated(
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        matrix: &B::Weight,
+        activation: Activation,
+        to: (&mut Act<B>, &mut Act<B>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        B::gemm_gated(ctx, x, matrix, activation, to, shape)
+    }
+
     fn lookup(
         ctx: &mut B::Context,
         table: &B::Weight,
@@ -323,6 +344,25 @@ impl<B: QuantLlmBackend> WeightForm<B> for Native {
             NativeMatrix::Dense(weight) => B::gemm(ctx, x, weight, out, shape),
             NativeMatrix::Blocks(weight) => B::gemm_quant(ctx, x, weight, out, shape),
             NativeMatrix::Layers(weight) => B::gemm_gptq(ctx, x, weight, out, shape),
+        }
+    }
+
+    fn gemm_gated(
+        ctx: &mut B::Context,
+        x: &Act<B>,
+        matrix: &NativeMatrix<B>,
+        activation: Activation,
+        to: (&mut Act<B>, &mut Act<B>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        match matrix {
+            NativeMatrix::Dense(weight) => B::gemm_gated(ctx, x, weight, activation, to, shape),
+            NativeMatrix::Blocks(weight) => {
+                B::gemm_quant_gated(ctx, x, weight, activation, to, shape)
+            }
+            NativeMatrix::Layers(weight) => {
+                B::gemm_gptq_gated(ctx, x, weight, activation, to, shape)
+            }
         }
     }
 

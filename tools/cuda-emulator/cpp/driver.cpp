@@ -137,6 +137,7 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice) {
         case 8: *value = 48 << 10; break;    // shared memory of a block
         case 10: *value = 32; break;         // threads of a warp
         case 16: *value = 4; break;          // multiprocessors
+        case 38: *value = 256 << 10; break;  // second cache
         case 75: *value = capability / 10; break;
         case 76: *value = capability % 10; break;
         case 115: *value = 1; break;         // memory pools

@@ -5,7 +5,7 @@ use crate::compare::Tolerance;
 use crate::data::{Dense, Rng};
 use crate::io::{Check, Io, Refusals, wrong};
 use crate::naive;
-use ferrum_kernels::{Backend, GemmShape, MatShape, RowShape, WeightPart};
+use ferrum_kernels::{Activation, Backend, GeluKind, GemmShape, MatShape, RowShape, WeightPart};
 use ferrum_types::{Error, SrcDtype};
 
 /// Dense weight types; also the dtypes under which these ops are reported.
@@ -160,9 +160,13 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
                 implementations!(gemm, gemm_formula),
             );
         }
-        let make = move |rng: &mut Rng| matrix(rng, (40, 50, 134), dtype, (1.0, 0.1));
-        let text = "rows alone and together";
-        cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
+        for (text, sizes) in [
+            ("rows alone and together", (40, 50, 134)),
+            ("300 long rows alone and together", (300, 50, 655)),
+        ] {
+            let make = move |rng: &mut Rng| matrix(rng, sizes, dtype, (1.0, 0.1));
+            cases.same(("gemm", name, text), make, gemm::<B>, gemm_by_rows::<B>);
+        }
         let make = move |rng: &mut Rng| matrix(rng, (3, 45, 131), dtype, (1.0, 0.1));
         let text = "a weight with others' elements between its rows";
         cases.same(("gemm", name, text), make, gemm::<B>, gemm_strided::<B>);
@@ -188,6 +192,74 @@ fn gemm_cases<B: Backend>(cases: &mut Cases<B>) {
         "parts of f16, f32 and bf16",
     );
     cases.add(case, make, implementations!(gemm, gemm_formula));
+}
+
+/// Rows, gates and inputs of products with gate and up.
+pub(crate) const GATED: [(usize, usize, usize); 10] = [
+    (0, 16, 64),
+    (1, 32, 256),
+    (1, 33, 100),
+    (1, 257, 1025),
+    (2, 32, 64),
+    (3, 48, 131),
+    (4, 17, 2060),
+    (8, 96, 512),
+    (9, 40, 256),
+    (70, 32, 128),
+];
+
+/// What gates are activated by.
+pub(crate) const GATES: [Activation; 3] = [
+    Activation::Silu,
+    Activation::Gelu(GeluKind::Tanh),
+    Activation::Gelu(GeluKind::Exact),
+];
+
+struct GatedGemm {
+    of: Gemm,
+    activation: Activation,
+}
+
+fn gemm_gated<B: Backend>(io: &mut Io<'_, B>, data: &GatedGemm) -> Check {
+    let Gemm { shape, x, parts } = &data.of;
+    let weight = load(io, parts, shape.k)?;
+    let (size, x) = (shape.rows * shape.n, io.input("x", x)?);
+    let mut room = io.device.alloc(size)?;
+    let mut out = io.output("out", size / 2)?;
+    let to = (&mut room, &mut out);
+    B::gemm_gated(&mut io.ctx, &x, &weight, data.activation, to, *shape)?;
+    io.take("out", &out, size / 2)
+}
+
+fn gated_formula(data: &GatedGemm) -> Vec<Vec<f64>> {
+    let sums = gemm_formula(&data.of);
+    vec![naive::gated(data.activation, &sums[0], data.of.shape.n)]
+}
+
+fn gated_cases<B: Backend>(cases: &mut Cases<B>) {
+    for dtype in DTYPES {
+        let name = dtype.dtype().name();
+        for (i, (rows, half, k)) in GATED.into_iter().enumerate() {
+            let activation = GATES[i % GATES.len()];
+            let make = move |rng: &mut Rng| GatedGemm {
+                of: matrix(rng, (rows, 2 * half, k), dtype, (1.0, 0.1)),
+                activation,
+            };
+            let text = format!("{activation:?}, [{rows}, {k}] × [2 · {half}, {k}]");
+            let case = label(
+                "gemm_gated",
+                name,
+                weight_tolerance(dtype).of_product(),
+                text,
+            );
+            cases.add(case, make, implementations!(gemm_gated, gated_formula));
+        }
+        let few = move |rng: &mut Rng| GatedGemm {
+            of: matrix(rng, (3, 32, 34), dtype, (1.0, 0.1)),
+            activation: Activation::Silu,
+        };
+        cases.rejects_short_buffers(("gemm_gated", name), few, both!(gemm_gated));
+    }
 }
 
 fn weight_tolerance(dtype: SrcDtype) -> Tolerance {
@@ -418,6 +490,7 @@ fn argmax_cases<B: Backend>(cases: &mut Cases<B>) {
 
 pub(super) fn cases<B: Backend>(cases: &mut Cases<B>) {
     gemm_cases(cases);
+    gated_cases(cases);
     let case = ("from_weight_bytes", "-", "bytes of the wrong length");
     cases.refuses(case, both!(wrong_weight_bytes));
     lookup_cases(cases);

@@ -175,6 +175,37 @@ fn compute_ids_tpe<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Pairs) -> Chec
     io.take_indices("offsets", &routing.offsets, experts + 1)
 }
 
+fn route_pairs<B: BackendMoeFused>(io: &mut Io<'_, B>, data: &Route) -> Check {
+    let (pairs, experts) = (data.shape.pairs(), data.shape.experts);
+    let logits = io.input_of::<B::Logit>("logits", &data.logits)?;
+    let mut routing = MoeRouting {
+        expert_ids: io.index_output("expert_ids", pairs)?,
+        weights: io.float_output("weights", pairs)?,
+        sorted_pairs: io.index_output("ids", pairs)?,
+        tokens_per_expert: io.index_output("tpe", experts)?,
+        offsets: io.index_output("offsets", experts + 1)?,
+    };
+    let bias = data.bias.as_ref();
+    let bias = bias.map(|bias| io.floats("bias", bias)).transpose()?;
+    let (ctx, bias) = (&mut io.ctx, bias.as_ref());
+    B::route_pairs(ctx, &logits, bias, &mut routing, data.shape)?;
+    io.take_indices("expert_ids", &routing.expert_ids, pairs)?;
+    io.take_floats("weights", &routing.weights, pairs)?;
+    io.take_indices("ids", &routing.sorted_pairs, pairs)?;
+    io.take_indices("tpe", &routing.tokens_per_expert, experts)?;
+    io.take_indices("offsets", &routing.offsets, experts + 1)
+}
+
+fn route_pairs_formula(data: &Route) -> Vec<Vec<f64>> {
+    let mut found = route_formula(data);
+    let pairs = Pairs {
+        shape: data.shape,
+        expert_ids: found[0].iter().map(|&id| id as i32).collect(),
+    };
+    found.extend(sort_formula(&pairs));
+    found
+}
+
 fn sort_formula(data: &Pairs) -> Vec<Vec<f64>> {
     data.sorted()
         .iter()
@@ -301,6 +332,42 @@ pub(super) fn cases<B: BackendMoeFused>(cases: &mut Cases<B>) {
         bias: Some(rng.floats(40, 1.0)),
     };
     cases.rejects_short_buffers((op, act), few, both!(route_topk));
+
+    let op = "route_pairs";
+    let groups = Some(ExpertGroups {
+        groups: 8,
+        top: 4,
+        score: GroupScore::BestTwo,
+    });
+    for (tokens, experts, top_k, groups) in [
+        (0, 8, 2, None),
+        (1, 1, 1, None),
+        (1, 128, 8, None),
+        (8, 33, 4, None),
+        (9, 33, 4, None),
+        (6, 300, 40, None),
+        (7, 300, 40, None),
+        (3, 256, 8, groups),
+    ] {
+        let shape = RouteShape {
+            renormalize: true,
+            groups,
+            ..RouteShape::softmax(tokens, experts, top_k)
+        };
+        let make = move |rng: &mut Rng| Route {
+            shape,
+            logits: rng.acts(tokens * experts, 2.0),
+            bias: groups.map(|_| rng.floats(experts, 0.3)),
+        };
+        let name = format!("{tokens} tokens, {top_k} of {experts}, {groups:?}");
+        let case = label(op, act, Tolerance::ELEMENTWISE, name);
+        cases.add(
+            case,
+            make,
+            implementations!(route_pairs, route_pairs_formula),
+        );
+    }
+    cases.rejects_short_buffers((op, act), few, both!(route_pairs));
 
     let op = "compute_ids_tpe";
     for (tokens, experts, top_k) in [

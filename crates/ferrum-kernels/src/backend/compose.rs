@@ -340,6 +340,23 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
+/// [`BackendMoeFused::moe_down`].
+pub(crate) fn moe_down<B: BackendMoeFused>(
+    ctx: &mut B::Context,
+    x: &Act<B>,
+    experts: ExpertProjection<'_, B>,
+    (routing, weights): (&MoeRouting<B>, &MoeRouting<B>),
+    pairs: &mut Act<B>,
+    out: (&mut Act<B>, bool),
+    shape: MoeShape,
+) -> Result<()> {
+    let input = ExpertInput::PerPair;
+    B::moe_gemm(ctx, x, input, experts, routing, pairs, shape)?;
+    let ExpertShape { experts, n, .. } = shape.experts;
+    let route = RouteShape::softmax(shape.tokens, experts, shape.top_k);
+    B::moe_weighted_sum(ctx, pairs, weights, out, route, n)
+}
+
 /// [`Backend::conv2d_patch`]: pixels become columns, `[taps, patches]`, and the projection a
 /// convolution with a kernel of one.
 pub(super) fn conv2d_patch<B: Backend>(

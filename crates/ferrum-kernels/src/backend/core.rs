@@ -340,6 +340,22 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         shape: GemmShape,
     ) -> Result<()>;
 
+    /// `out[rows, n / 2] = activation(gate) · up`, where [`gemm`](Self::gemm) gives rows `[gate | up]`, for which `room` is there.
+    ///
+    /// Provided: [`gemm`](Self::gemm), then [`activate_split`](Self::activate_split).
+    fn gemm_gated(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::Weight,
+        activation: Activation,
+        (room, out): (&mut Act<Self>, &mut Act<Self>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        let halves = check::gemm_gated("gemm_gated", x, (&*room, &*out), shape)?;
+        Self::gemm(ctx, x, weight, room, shape)?;
+        Self::activate_split(ctx, activation, room, out, halves)
+    }
+
     /// `out[i, :] = table[ids[i], :]` for `[tokens, dim]` rows; an id outside the table gives zeros. Of a matrix that was not
     /// [loaded as a table](Self::from_table_parts), numbers are what products take them for.
     fn embedding_lookup(
@@ -466,6 +482,29 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<()> {
         let op = "fused_gelu_mul_split";
         compose::gated::<Self>(ctx, op, Activation::Gelu(kind), gate_up, out, shape)
+    }
+
+    /// Rows of `gate_up` are `[gate (dim) | up (dim)]`; `out[rows, dim] = activation(gate) · up`, with SiLU or GELU.
+    ///
+    /// Provided: the fused op of the activation.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another activation.
+    fn activate_split(
+        ctx: &mut Self::Context,
+        activation: Activation,
+        gate_up: &Act<Self>,
+        out: &mut Act<Self>,
+        shape: RowShape,
+    ) -> Result<()> {
+        match activation {
+            Activation::Silu => Self::fused_silu_mul_split(ctx, gate_up, out, shape),
+            Activation::Gelu(kind) => Self::fused_gelu_mul_split(ctx, gate_up, out, kind, shape),
+            other => Err(Error::invalid(
+                "activate_split",
+                format!("the activation is {other:?}, expected SiLU or GELU"),
+            )),
+        }
     }
 
     /// `x[r, :] += bias` for every row.

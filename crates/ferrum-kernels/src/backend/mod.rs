@@ -22,7 +22,7 @@
 
 pub mod check;
 mod collective;
-mod compose;
+pub(crate) mod compose;
 mod core;
 mod graph;
 mod heads;

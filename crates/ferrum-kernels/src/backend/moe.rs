@@ -115,6 +115,18 @@ pub trait BackendMoeFused: Backend {
         shape: RouteShape,
     ) -> Result<()>;
 
+    /// [`route_topk`](Self::route_topk), then [`compute_ids_tpe`](Self::compute_ids_tpe).
+    fn route_pairs(
+        ctx: &mut Self::Context,
+        logits: &Logits<Self>,
+        bias: Option<&Self::Buffer<f32>>,
+        routing: &mut MoeRouting<Self>,
+        shape: RouteShape,
+    ) -> Result<()> {
+        Self::route_topk(ctx, logits, bias, routing, shape)?;
+        Self::compute_ids_tpe(ctx, routing, shape)
+    }
+
     /// `out[pair, n] = input · expert(pair)ᵀ + bias(pair)`, all experts in one launch whose grid follows the
     /// device-side counts.
     fn moe_gemm(
@@ -152,7 +164,7 @@ pub trait BackendMoeFused: Backend {
 
     /// [`moe_gemm`](Self::moe_gemm) of each pair's own row and [`moe_weighted_sum`](Self::moe_weighted_sum) of the products in one:
     /// `out[token, n] = Σ weights[pair] · (x[pair] · expert(pair)ᵀ + bias(pair))` over the token's pairs, in an order that depends on
-    /// the token alone. `routing` says which pairs an expert has, `weights` (which may be the same) what they weigh;
+    /// the token alone. The first of `routings` says which pairs an expert has, the second (which may be the same) what they weigh;
     /// `pairs` is room for `[pairs, n]`.
     ///
     /// Where sums over inputs are [cut](Self::split_expert_sums), the sum over experts is made for each part, and then their tree.
@@ -160,16 +172,12 @@ pub trait BackendMoeFused: Backend {
         ctx: &mut Self::Context,
         x: &Act<Self>,
         experts: ExpertProjection<'_, Self>,
-        (routing, weights): (&MoeRouting<Self>, &MoeRouting<Self>),
+        routings: (&MoeRouting<Self>, &MoeRouting<Self>),
         pairs: &mut Act<Self>,
         out: (&mut Act<Self>, bool),
         shape: MoeShape,
     ) -> Result<()> {
-        let input = ExpertInput::PerPair;
-        Self::moe_gemm(ctx, x, input, experts, routing, pairs, shape)?;
-        let ExpertShape { experts, n, .. } = shape.experts;
-        let route = RouteShape::softmax(shape.tokens, experts, shape.top_k);
-        Self::moe_weighted_sum(ctx, pairs, weights, out, route, n)
+        compose::moe_down::<Self>(ctx, x, experts, routings, pairs, out, shape)
     }
 
     /// [`Backend::split_sums`] of every expert's matrix, for [`moe_down`](Self::moe_down).

@@ -46,6 +46,20 @@ pub trait BackendQuantGguf: Backend {
         shape: GemmShape,
     ) -> Result<()>;
 
+    /// [`Backend::gemm_gated`] with a quantised weight.
+    fn gemm_quant_gated(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::GgufWeight,
+        activation: Activation,
+        (room, out): (&mut Act<Self>, &mut Act<Self>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        let halves = check::gemm_gated("gemm_quant_gated", x, (&*room, &*out), shape)?;
+        Self::gemm_quant(ctx, x, weight, room, shape)?;
+        Self::activate_split(ctx, activation, room, out, halves)
+    }
+
     /// [`Backend::embedding_lookup`] with a quantised table.
     fn embedding_lookup_quant(
         ctx: &mut Self::Context,
@@ -116,6 +130,20 @@ pub trait BackendQuantMarlin: Backend {
         out: &mut Self::Buffer<T>,
         shape: GemmShape,
     ) -> Result<()>;
+
+    /// [`Backend::gemm_gated`] with such a weight.
+    fn gemm_gptq_gated(
+        ctx: &mut Self::Context,
+        x: &Act<Self>,
+        weight: &Self::GptqWeight,
+        activation: Activation,
+        (room, out): (&mut Act<Self>, &mut Act<Self>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        let halves = check::gemm_gated("gemm_gptq_gated", x, (&*room, &*out), shape)?;
+        Self::gemm_gptq(ctx, x, weight, room, shape)?;
+        Self::activate_split(ctx, activation, room, out, halves)
+    }
 }
 
 /// Stacks of experts that are each a layer of a quantised checkpoint.

@@ -101,8 +101,10 @@ sources! {
     Float8 => "float8.cu", Asked;
     Quant => "quant.cu", Asked;
     QuantGemv => "quant_gemv.cu", Asked;
+    QuantGemvGated => "quant_gemv_gated.cu", Asked;
     QuantPairs => "quant_pairs.cu", Asked;
     QuantGroups => "quant_groups.cu", Asked;
+    QuantDown => "quant_down.cu", Asked;
     Moe => "moe.cu", Asked;
     Sample => "sample.cu", Always;
     Collective => "collective.cu", Asked;

@@ -30,6 +30,8 @@ pub(super) struct Shared {
     pub(super) max_shared: usize,
     /// Bytes of shared memory of all blocks of a multiprocessor.
     pub(super) processor_shared: usize,
+    /// Bytes of the second cache, which all multiprocessors share.
+    pub(super) second_cache: usize,
     /// Whether a kernel may be started while the one before it runs.
     pub(super) programmatic_launch: bool,
     functions: Mutex<HashMap<&'static str, Function>>,
@@ -155,6 +157,7 @@ pub(super) fn open<A: CudaAct>(ordinal: usize, options: CudaOptions) -> Result<S
         processor_shared: count_of(
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
         ),
+        second_cache: count_of(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
         // Graphs keep such launches from CUDA 12.3 on.
         programmatic_launch: capability >= (9, 0) && Driver::version() >= (12, 3),
         functions: Mutex::default(),

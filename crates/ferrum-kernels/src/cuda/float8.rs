@@ -1,7 +1,7 @@
 //! FP8 weights: E4M3 codes as a checkpoint has them, a byte for each number.
 //!
 //! A few rows of 16 bits, and all rows of f32, are multiplied by a kernel that streams codes and converts them in registers,
-//! without rounding (`kernels/float8.cu`). From [`GEMV_MAX_ROWS`](super::tile::GEMV_MAX_ROWS) rows on, tiles convert them to 16 bits for tensor
+//! without rounding (`kernels/float8.cu`). From [`gemv::MAX_ROWS`](super::gemv::MAX_ROWS) rows on, tiles convert them to 16 bits for tensor
 //! cores. Devices with tensor cores for FP8 make prompts of more than [`MANY`] rows with them: activations become codes, with
 //! a scale for each 128 numbers, as fine-grained checkpoints are made for. That rounds activations more than anything else
 //! here, so [`CudaOptions::batch_invariant`](super::CudaOptions) has tiles of 16 bits instead.

@@ -41,6 +41,7 @@ mod flash;
 mod flash_tiles;
 mod float8;
 mod gemm;
+mod gemv;
 mod heads;
 mod kv;
 mod memory;
@@ -71,6 +72,7 @@ pub use self::role::CudaAct;
 pub use self::weight::CudaWeight;
 
 use self::core::Shared;
+use self::tile_operands::TileRows;
 use crate::backend::*;
 use ferrum_types::{Element, FloatElement, Result, SrcDtype};
 use std::fmt;
@@ -300,6 +302,28 @@ impl<A: CudaAct> Backend for CudaBackend<A> {
         shape: GemmShape,
     ) -> Result<()> {
         gemm::gemm(ctx, x, weight, out, shape)
+    }
+
+    fn gemm_gated(
+        ctx: &mut Ctx<A>,
+        x: &Acts<A>,
+        weight: &CudaWeight,
+        activation: Activation,
+        (room, out): (&mut Acts<A>, &mut Acts<A>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        const OP: &str = "gemm_gated";
+        let halves = check::gemm_gated(OP, x, (&*room, &*out), shape)?;
+        check::gemm("gemm", x, weight.shape(), room, shape)?;
+        let rows = TileRows::of(x, shape.rows, shape.k);
+        let to = (out.at(0), halves.dim);
+        if let [slab] = &weight.slabs[..]
+            && tile::gated(ctx, OP, rows, slab.into(), activation, to)?
+        {
+            return Ok(());
+        }
+        Self::gemm(ctx, x, weight, room, shape)?;
+        Self::activate_split(ctx, activation, room, out, halves)
     }
 
     fn embedding_lookup(

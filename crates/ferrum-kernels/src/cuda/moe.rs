@@ -42,6 +42,7 @@ impl CudaExperts {
             [QuantSlab::Packed(_)] if tile::is_for::<A>() => &[
                 KernelFile::Moe,
                 KernelFile::QuantPairs,
+                KernelFile::QuantDown,
                 KernelFile::QuantGroups,
             ][..],
             _ => &[KernelFile::Moe],
@@ -311,6 +312,39 @@ fn add_bias<A: CudaAct>(
     ctx.launch_elementwise(op, (KernelFile::Moe, "add_pair_bias"), total, args)
 }
 
+/// Tokens and pairs of `moe.cu`'s `route_pairs`, at most.
+const ROUTED_TOKENS: usize = 8;
+const ROUTED_PAIRS: usize = 256;
+
+/// `ROUTE_PARAMS` of `moe.cu`.
+const ROUTE_ARGS: usize = 13;
+
+fn route_args<A: CudaAct>(
+    logits: &Buf,
+    bias: Option<&Buf>,
+    routing: &mut Routing<A>,
+    shape: RouteShape,
+) -> [Arg; ROUTE_ARGS] {
+    let (groups, top_groups, best_two) = shape.groups.map_or((0, 0, false), |of| {
+        (of.groups, of.top, of.score == GroupScore::BestTwo)
+    });
+    [
+        (&mut routing.expert_ids).into(),
+        (&mut routing.weights).into(),
+        logits.into(),
+        bias.into(),
+        Arg::Int(shape.experts),
+        Arg::Int(shape.top_k),
+        shape.renormalize.into(),
+        Arg::Float(shape.scale),
+        (shape.score == ExpertScore::Sigmoid).into(),
+        shape.ranks_logits(bias.is_some()).into(),
+        Arg::Int(groups),
+        Arg::Int(top_groups),
+        best_two.into(),
+    ]
+}
+
 /// `out[token, :] (+)= Σ weights[pair] · x[pair, :]`; the caller has checked all arguments.
 fn weighted_sum<A: CudaAct, T: FloatElement>(
     ctx: &mut CudaContext<A>,
@@ -350,31 +384,35 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
         shape: RouteShape,
     ) -> Result<()> {
         let pairs = check::route_topk::<Self>(logits, bias, routing, shape)?;
-        let (groups, top_groups, best_two) = shape.groups.map_or((0, 0, false), |of| {
-            (of.groups, of.top, of.score == GroupScore::BestTwo)
-        });
-        let args = [
-            (&mut routing.expert_ids).into(),
-            (&mut routing.weights).into(),
-            logits.into(),
-            bias.into(),
-            Arg::Int(shape.experts),
-            Arg::Int(shape.top_k),
-            shape.renormalize.into(),
-            Arg::Float(shape.scale),
-            (shape.score == ExpertScore::Sigmoid).into(),
-            shape.ranks_logits(bias.is_some()).into(),
-            Arg::Int(groups),
-            Arg::Int(top_groups),
-            best_two.into(),
-        ];
+        let args = route_args(logits, bias, routing, shape);
         let tokens = if pairs == 0 { 0 } else { shape.tokens };
-        ctx.launch(
-            "route_topk",
-            (KernelFile::Moe, "route"),
-            (tokens, 32, 0),
-            args,
-        )
+        let kernel = (KernelFile::Moe, "route");
+        ctx.launch("route_topk", kernel, (tokens, 32, 0), args)
+    }
+
+    fn route_pairs(
+        ctx: &mut CudaContext<A>,
+        logits: &Buf,
+        bias: Option<&Buf>,
+        routing: &mut Routing<A>,
+        shape: RouteShape,
+    ) -> Result<()> {
+        let pairs = check::route_topk::<Self>(logits, bias, routing, shape)?;
+        check::compute_ids_tpe(routing, shape)?;
+        if pairs == 0 || pairs > ROUTED_PAIRS || shape.tokens > ROUTED_TOKENS {
+            Self::route_topk(ctx, logits, bias, routing, shape)?;
+            return Self::compute_ids_tpe(ctx, routing, shape);
+        }
+        let mut args = [Arg::Int(shape.tokens); ROUTE_ARGS + 4];
+        args[..ROUTE_ARGS].copy_from_slice(&route_args(logits, bias, routing, shape));
+        args[ROUTE_ARGS..ROUTE_ARGS + 3].copy_from_slice(&[
+            (&mut routing.sorted_pairs).into(),
+            (&mut routing.tokens_per_expert).into(),
+            (&mut routing.offsets).into(),
+        ]);
+        let kernel = (KernelFile::Moe, "route_pairs");
+        let grid = (1, 32 * ROUTED_TOKENS as u32, 0);
+        ctx.launch("route_pairs", kernel, grid, args)
     }
 
     fn compute_ids_tpe(
@@ -506,6 +544,31 @@ impl<A: CudaAct> BackendMoeFused for CudaBackend<A> {
             Arg::Float(limit),
         ];
         ctx.launch_elementwise(OP, (KernelFile::Moe, "activate_pairs"), lens.out, args)
+    }
+
+    fn moe_down(
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        experts: ExpertProjection<'_, Self>,
+        routings: (&Routing<A>, &Routing<A>),
+        pairs: &mut CudaBuffer<A>,
+        (out, adds): (&mut CudaBuffer<A>, bool),
+        shape: MoeShape,
+    ) -> Result<()> {
+        const OP: &str = "moe_down";
+        let CudaExperts { slab, shape: stack } = experts.matrices;
+        let lens = check::moe_down::<Self>(x, (experts, *stack), routings, pairs, out, shape)?;
+        match slab {
+            QuantSlab::Packed(packed) if quant_gemv::takes_weighted_sums(ctx, slab, shape) => {
+                let (routing, weights) = routings;
+                let rows = TileRows::of(x, lens.pairs, shape.experts.k);
+                let of = pairs_of(routing, *stack, (lens.pairs, 1));
+                let x = (rows, of, (&weights.weights).into());
+                let maps = (packed, experts.bias.into());
+                quant_gemv::weighted_sums(ctx, OP, x, maps, (out.at(0), adds), shape)
+            }
+            _ => compose::moe_down::<Self>(ctx, x, experts, routings, pairs, (out, adds), shape),
+        }
     }
 
     fn moe_scale_weights(

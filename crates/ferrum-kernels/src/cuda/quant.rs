@@ -156,6 +156,28 @@ fn product<A: CudaAct, T: FloatElement>(
     Ok(())
 }
 
+/// `out[rows, n / 2] = activation(gate) · up`, by one kernel where there is one.
+fn gated<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: &CudaBuffer<A>,
+    (weight, activation): (&CudaQuantWeight, Activation),
+    (room, out): (&mut CudaBuffer<A>, &mut CudaBuffer<A>),
+    shape: GemmShape,
+) -> Result<()> {
+    let halves = check::gemm_gated(op, x, (&*room, &*out), shape)?;
+    check::gemm("gemm_quant", x, weight.shape(), room, shape)?;
+    let rows = TileRows::of(x, shape.rows, shape.k);
+    let to = (out.at(0), halves.dim);
+    if let [slab] = &weight.slabs[..]
+        && tile::gated(ctx, op, rows, slab.into(), activation, to)?
+    {
+        return Ok(());
+    }
+    product(ctx, op, x, weight, room, shape)?;
+    CudaBackend::<A>::activate_split(ctx, activation, room, out, halves)
+}
+
 impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
     type GgufWeight = CudaQuantWeight;
 
@@ -176,6 +198,18 @@ impl<A: CudaAct> BackendQuantGguf for CudaBackend<A> {
         shape: GemmShape,
     ) -> Result<()> {
         product(ctx, "gemm_quant", x, weight, out, shape)
+    }
+
+    fn gemm_quant_gated(
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        weight: &CudaQuantWeight,
+        activation: Activation,
+        to: (&mut CudaBuffer<A>, &mut CudaBuffer<A>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        let weight = (weight, activation);
+        gated(ctx, "gemm_quant_gated", x, weight, to, shape)
     }
 
     fn embedding_lookup_quant(
@@ -245,5 +279,17 @@ impl<A: CudaAct> BackendQuantMarlin for CudaBackend<A> {
         shape: GemmShape,
     ) -> Result<()> {
         product(ctx, "gemm_gptq", x, weight, out, shape)
+    }
+
+    fn gemm_gptq_gated(
+        ctx: &mut CudaContext<A>,
+        x: &CudaBuffer<A>,
+        weight: &CudaQuantWeight,
+        activation: Activation,
+        to: (&mut CudaBuffer<A>, &mut CudaBuffer<A>),
+        shape: GemmShape,
+    ) -> Result<()> {
+        let weight = (weight, activation);
+        gated(ctx, "gemm_gptq_gated", x, weight, to, shape)
     }
 }

@@ -9,6 +9,7 @@ use super::quant_weight::QuantSlab;
 use super::role::CudaAct;
 use super::tile;
 use super::tile_operands::{Pairs, TileOut, TileRows};
+use crate::backend::MoeShape;
 use crate::backend::check::elements;
 use ferrum_types::Result;
 
@@ -45,6 +46,40 @@ fn warps_along(k_tiles: usize, rows: usize) -> usize {
     k_tiles.next_power_of_two().clamp(least, WARPS)
 }
 
+/// The room of a format's kernel.
+struct Room {
+    /// Of a block.
+    shared: usize,
+    stages: usize,
+    /// Blocks that run at once.
+    blocks: usize,
+}
+
+impl Room {
+    /// That for one row of x, or for more, with as many bytes of shared memory `beside` what tiles take. More blocks on a processor are
+    /// better than more stages.
+    fn of<A: CudaAct>(ctx: &CudaContext<A>, format: Format, rows: usize, beside: usize) -> Self {
+        let shared = |stages| shared_bytes(format, rows, stages) + beside;
+        // Each block takes 1 KiB more for itself.
+        let processor = ctx.shared().processor_shared;
+        let fit = |stages| processor / (shared(stages) + (1 << 10));
+        let stages = match fit(MAX_STAGES) >= BLOCKS {
+            true => MAX_STAGES,
+            false => MIN_STAGES,
+        };
+        Self {
+            shared: shared(stages),
+            stages,
+            blocks: fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors,
+        }
+    }
+
+    /// Blocks, threads and shared memory where there is work for so many blocks.
+    fn grid(&self, blocks: usize) -> (usize, u32, usize) {
+        (blocks.min(self.blocks), 32 * WARPS as u32, self.shared)
+    }
+}
+
 /// A launch of a format's kernel.
 struct Launch {
     /// Blocks, threads and shared memory.
@@ -55,33 +90,22 @@ struct Launch {
 }
 
 impl Launch {
-    /// That of so many rows of tiles for one row of x, or for more, with as many bytes of shared memory `beside` what tiles take. More blocks
-    /// on a processor are better than more stages.
+    /// That of so many rows of tiles for one row of x, or for more, with what is `beside` in the [`Room`].
     fn of<A: CudaAct>(
         ctx: &CudaContext<A>,
         format: Format,
         (row_tiles, k_tiles, rows): (usize, usize, usize),
         beside: usize,
     ) -> Self {
-        let shared = |stages| shared_bytes(format, rows, stages) + beside;
-        // Each block takes 1 KiB more for itself.
-        let processor = ctx.shared().processor_shared;
-        let fit = |stages| processor / (shared(stages) + (1 << 10));
-        let stages = match fit(MAX_STAGES) >= BLOCKS {
-            true => MAX_STAGES,
-            false => MIN_STAGES,
-        };
-        let shared = shared(stages);
-        let most = fit(stages).clamp(1, BLOCKS) * ctx.shared().multiprocessors;
+        let room = Room::of(ctx, format, rows, beside);
         // A block makes several rows of tiles only where all blocks have some.
         let mut along = warps_along(k_tiles, rows);
-        while along < WARPS && row_tiles * along < most * WARPS {
+        while along < WARPS && row_tiles * along < room.blocks * WARPS {
             along *= 2;
         }
-        let blocks = row_tiles.div_ceil(WARPS / along);
         Self {
-            grid: (blocks.min(most), 32 * WARPS as u32, shared),
-            stages,
+            grid: room.grid(row_tiles.div_ceil(WARPS / along)),
+            stages: room.stages,
             along,
         }
     }
@@ -117,6 +141,40 @@ pub(super) fn product<A: CudaAct>(
     let gemv = kernels(slab.format).gemv;
     let kernel = if x.rows > 1 { gemv.eight } else { gemv.one };
     ctx.launch(op, (KernelFile::QuantGemv, kernel), launch.grid, args)
+}
+
+/// The same with gate and up, `columns` of each, whose activation is `kind`, as [`Epilogue`](super::tile::Epilogue) has it. False, and
+/// nothing is done, where up begins within a row of tiles.
+pub(super) fn gated<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    slab: &PackedSlab,
+    (kind, out, columns): (usize, u64, usize),
+) -> Result<bool> {
+    if !columns.is_multiple_of(TILE_ROWS) {
+        return Ok(false);
+    }
+    let tiles = (columns / TILE_ROWS, slab.groups / TILE_GROUPS);
+    let launch = Launch::of(ctx, slab.format, (tiles.0, tiles.1, x.rows), 0);
+    let of_gate = elements(op, &[tiles.0, tiles.1, slab.format.tile_bytes()])?;
+    let mut args = [Arg::At(out); 16];
+    let rows = reordered(ctx, op, (x, None), Some(slab))?;
+    args[1..3].copy_from_slice(&[Arg::At(rows.at), Arg::Int(rows.stride)]);
+    args[3..9].copy_from_slice(&weight_args(slab));
+    args[9..].copy_from_slice(&[
+        Arg::Int(x.rows),
+        Arg::Int(slab.groups),
+        Arg::Int(columns),
+        Arg::At(slab.at() + of_gate as u64),
+        Arg::Int(kind),
+        Arg::Int(launch.stages),
+        Arg::Int(launch.along),
+    ]);
+    let [one, eight] = kernels(slab.format).gemv.dense_gated;
+    let kernel = if x.rows > 1 { eight } else { one };
+    ctx.launch(op, (KernelFile::QuantGemvGated, kernel), launch.grid, args)?;
+    Ok(true)
 }
 
 /// Pairs of tokens and experts.
@@ -264,6 +322,53 @@ pub(super) fn gated_pairs<A: CudaAct>(
         None => (KernelFile::QuantPairs, gemv.gated),
     };
     ctx.launch(op, kernel, launch.grid, args)
+}
+
+/// Whether [`weighted_sums`] takes so many tokens: few of them, each of whose experts has whole rows of tiles.
+pub(super) fn takes_weighted_sums<A: CudaAct>(
+    ctx: &CudaContext<A>,
+    slab: &QuantSlab,
+    shape: MoeShape,
+) -> bool {
+    let (pairs, experts) = (shape.tokens * shape.top_k, shape.experts.experts);
+    let whole = shape.experts.n.is_multiple_of(TILE_ROWS);
+    let tiled = tile::takes_pairs(ctx, pairs, experts);
+    tile::is_for::<A>()
+        && whole
+        && !tiled
+        && !takes_groups(ctx, slab, shape.tokens, (pairs, experts))
+}
+
+/// The weighted sums of a token's pairs, each a row of x with the matrix of its expert and its bias, or null: to `out`, or added to
+/// what is there.
+pub(super) fn weighted_sums<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    (x, of, weights): (TileRows, Pairs, Arg),
+    (slab, bias): (&PackedSlab, Arg),
+    (out, adds): (u64, bool),
+    shape: MoeShape,
+) -> Result<()> {
+    let row_tiles = elements(op, &[shape.tokens, shape.experts.n / TILE_ROWS])?;
+    let room = Room::of(ctx, slab.format, 1, 0);
+    let mut args = [Arg::At(out); 19];
+    let rows = reordered(ctx, op, (x, Some(&of)), Some(slab))?;
+    args[1..3].copy_from_slice(&[Arg::At(rows.at), Arg::Int(rows.stride)]);
+    args[3..9].copy_from_slice(&weight_args(slab));
+    args[9..].copy_from_slice(&[
+        of.expert_ids,
+        weights,
+        bias,
+        Arg::Int(shape.tokens),
+        Arg::Int(shape.top_k),
+        Arg::Int(slab.groups),
+        Arg::Int(shape.experts.n),
+        Arg::Int(of.experts),
+        adds.into(),
+        Arg::Int(room.stages),
+    ]);
+    let kernel = (KernelFile::QuantDown, kernels(slab.format).gemv.down);
+    ctx.launch(op, kernel, room.grid(row_tiles), args)
 }
 
 #[cfg(test)]

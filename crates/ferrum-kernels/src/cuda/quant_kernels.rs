@@ -26,16 +26,20 @@ pub(super) struct Kernels {
     pub(super) gemv: Gemv,
 }
 
-/// Kernels of `quant_gemv.cu`, `quant_pairs.cu` and `quant_groups.cu`.
+/// Kernels of `quant_gemv.cu`, `quant_gemv_gated.cu`, `quant_pairs.cu`, `quant_down.cu` and `quant_groups.cu`.
 pub(super) struct Gemv {
     /// Of one row.
     pub(super) one: &'static str,
     /// Of up to eight rows.
     pub(super) eight: &'static str,
+    /// Of one row, and of up to eight, with gate and up, which become one number.
+    pub(super) dense_gated: [&'static str; 2],
     /// Of pairs with the matrices of their experts.
     pub(super) pairs: &'static str,
     /// Of pairs with two matrices, gate and up, which become one number.
     pub(super) gated: &'static str,
+    /// Weighted sums of those of a token's pairs.
+    pub(super) down: &'static str,
     /// Of up to eight pairs of an expert.
     pub(super) groups: &'static str,
     /// The same with two matrices.
@@ -61,8 +65,13 @@ pub(super) fn kernels(format: Format) -> Kernels {
                 gemv: Gemv {
                     one: concat!("quant_gemv_", $gemv, "_1"),
                     eight: concat!("quant_gemv_", $gemv, "_8"),
+                    dense_gated: [
+                        concat!("quant_gemv_gated_", $gemv, "_1"),
+                        concat!("quant_gemv_gated_", $gemv, "_8"),
+                    ],
                     pairs: concat!("quant_pairs_", $gemv),
                     gated: concat!("quant_gated_", $gemv),
+                    down: concat!("quant_down_", $gemv),
                     groups: concat!("quant_groups_", $gemv),
                     gated_groups: concat!("quant_gated_groups_", $gemv),
                 },

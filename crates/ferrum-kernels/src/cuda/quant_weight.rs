@@ -49,7 +49,12 @@ impl<'a> Native<'a> {
         use KernelFile as File;
         let with_tiles = tile::is_for::<A>();
         match self {
-            Self::Packed(_) if with_tiles => &[File::Quant, File::QuantGemv, File::TilePacked],
+            Self::Packed(_) if with_tiles => &[
+                File::Quant,
+                File::QuantGemv,
+                File::QuantGemvGated,
+                File::TilePacked,
+            ],
             Self::Packed(_) => &[File::Quant],
             Self::Float8(_) if !with_tiles => &[File::Float8],
             Self::Float8(_) if float8::code_tiles(&device.shared).is_none() => {

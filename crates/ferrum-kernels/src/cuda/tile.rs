@@ -1,8 +1,8 @@
 //! Products of rows of 16 bits: which kernel makes them, and in how many blocks.
 //!
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights
-//! `quant_gemv.cu`). From [`GEMV_MAX_ROWS`] rows on ([`quant_gemv::MAX_ROWS`]), tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
-//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else. Many rows with a
+//! `quant_gemv.cu`). From [`gemv::MAX_ROWS`] rows on ([`quant_gemv::MAX_ROWS`]), tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
+//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else, and cuts k by the weight alone. Many rows with a
 //! dense weight of their own element go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised
 //! one, which becomes of that element for it, some of its rows at a time.
 //!
@@ -13,6 +13,7 @@ use super::buffer::CudaBuffer;
 use super::compiler::KernelFile;
 use super::context::{Arg, CudaContext};
 use super::float8::{self, CodeTiles, Float8Slab};
+use super::gemv;
 use super::pack::{GROUP, PackedSlab, TILE_GROUPS, TILE_ROWS};
 use super::quant_gemv;
 use super::quant_kernels::{self, WEIGHT_ARGS, weight_args};
@@ -21,11 +22,9 @@ use super::role::{CudaAct, of_role};
 use super::tile_operands::{Arranged, Pairs, TileOut, TileRows};
 use super::weight::{Slab, row_stride};
 use crate::backend::check::elements;
+use crate::backend::{Activation, GeluKind};
 use ferrum_types::{Dtype, Error, FloatElement, Result, SrcDtype};
 use std::sync::Arc;
-
-/// Rows up to which weights are streamed without tensor cores.
-pub(super) const GEMV_MAX_ROWS: usize = 4;
 
 /// Rows from which a quantised weight becomes 16 bits for NVIDIA's library. By an H200's figures, writing and reading that takes as
 /// long as what tiles lose at about 150 rows; where both take as long has not been measured.
@@ -203,18 +202,21 @@ struct Plan {
     parts: usize,
 }
 
+/// Tiles of so many rows and columns.
+fn count((rows, columns): (usize, usize), tile: usize) -> usize {
+    let (tile_rows, tile_columns, ..) = TILES[tile];
+    rows.div_ceil(tile_rows) * columns.div_ceil(tile_columns)
+}
+
 /// The plan for rows of one product. Wide tiles read the weight less often; narrow ones, and parts of k, keep all
-/// processors busy.
+/// processors busy. Where a row's bits are not to depend on what is beside it, the parts are those of 16 rows for any number.
 fn plan(
     (rows, columns, k): (usize, usize, usize),
     is_f32: bool,
     processors: usize,
     invariant: bool,
 ) -> Plan {
-    let count = |tile: usize| {
-        let (tile_rows, tile_columns, ..) = TILES[tile];
-        rows.div_ceil(tile_rows) * columns.div_ceil(tile_columns)
-    };
+    let count = |tile| count((rows, columns), tile);
     let tile = match rows {
         0..=16 => 0,
         17..=32 => 1,
@@ -228,17 +230,21 @@ fn plan(
             .unwrap_or(0),
         _ => 2,
     };
-    if invariant {
-        return Plan { tile, parts: 1 };
-    }
-    // Blocks that a processor is to have. Each part has four steps at least, and the sums of parts are few bytes beside
-    // those of the weight.
+    let parts = match invariant {
+        true => parts_of_k((TILES[0].0, columns, k), 0, processors),
+        false => parts_of_k((rows, columns, k), tile, processors),
+    };
+    Plan { tile, parts }
+}
+
+/// Parts of k with which a processor has as many blocks as it is to have. Each part has four steps at least, and the sums of
+/// parts are few bytes beside those of the weight.
+fn parts_of_k((rows, columns, k): (usize, usize, usize), tile: usize, processors: usize) -> usize {
     let blocks = [4, 4, 2, 1][tile] * processors;
     let most = (k.div_ceil(TILES[tile].2) / 4)
         .min(k / (16 * rows.max(1)))
         .min(MAX_PARTS);
-    let parts = (blocks / count(tile).max(1)).clamp(1, most.max(1));
-    Plan { tile, parts }
+    (blocks / count((rows, columns), tile).max(1)).clamp(1, most.max(1))
 }
 
 /// The tile for pairs of experts, by how many an expert has if all have as many.
@@ -258,12 +264,12 @@ pub(super) fn is_for<A: CudaAct>() -> bool {
 
 /// Whether rows of a product with a weight of FP8 are enough for tiles.
 pub(super) fn takes_float8<A: CudaAct>(ctx: &CudaContext<A>, rows: usize) -> bool {
-    is_for::<A>() && (rows > GEMV_MAX_ROWS || ctx.backend.batch_invariant())
+    is_for::<A>() && (rows > gemv::MAX_ROWS || ctx.backend.batch_invariant())
 }
 
 /// Whether pairs are so many that tiles read fewer bytes than a kernel that streams a matrix for each pair.
 pub(super) fn takes_pairs<A: CudaAct>(ctx: &CudaContext<A>, pairs: usize, experts: usize) -> bool {
-    is_for::<A>() && (pairs >= experts.max(GEMV_MAX_ROWS + 1) || ctx.backend.batch_invariant())
+    is_for::<A>() && (pairs >= experts.max(gemv::MAX_ROWS + 1) || ctx.backend.batch_invariant())
 }
 
 /// A product of the rows of x with one slab.
@@ -275,11 +281,11 @@ pub(super) fn product<A: CudaAct>(
     out: TileOut,
 ) -> Result<()> {
     let invariant = ctx.backend.batch_invariant();
-    if x.rows <= GEMV_MAX_ROWS
+    if x.rows <= gemv::MAX_ROWS
         && !invariant
         && let TileWeight::Dense { at, dtype } = weight
     {
-        return streamed(ctx, op, x, (at, dtype), out);
+        return gemv::product(ctx, op, x, (at, dtype), out, None);
     }
     if let TileWeight::Dense { at, dtype } = weight
         && dtype == A::WEIGHT
@@ -310,33 +316,87 @@ pub(super) fn product<A: CudaAct>(
     );
     // Tiles of codes have 64 rows at least.
     let tile = weight.tile(ctx, tile, x.rows);
-    let row_tiles = x.rows.div_ceil(tile.sizes.0);
     if parts == 1 {
-        return tiles(
-            ctx,
-            op,
-            (tile, row_tiles, 1),
-            (x, None),
-            weight,
-            (out, Epilogue::NONE),
-        );
+        let row_tiles = x.rows.div_ceil(tile.sizes.0);
+        let to = (out, Epilogue::NONE);
+        return tiles(ctx, op, (tile, row_tiles, 1), (x, None), weight, to);
     }
+    let row_bytes = elements(op, &[parts, out.columns, size_of::<f32>()])?;
+    // So many that their sums stay in the second cache, beside the weight.
+    let at_once = ctx.shared().second_cache / 2 / row_bytes.max(1) / tile.sizes.0;
+    let at_once = at_once.max(1) * tile.sizes.0;
+    for first in (0..x.rows).step_by(at_once) {
+        let x = TileRows {
+            at: x.at + elements(op, &[first, x.k, A::DTYPE.size()])? as u64,
+            rows: at_once.min(x.rows - first),
+            ..x
+        };
+        let out = TileOut {
+            first: out.first + elements(op, &[first, out.n])?,
+            ..out
+        };
+        in_parts(ctx, op, (tile, parts), x, weight, out)?;
+    }
+    Ok(())
+}
+
+/// A product with gate and up, `columns` of each, which become one number by the activation, where one kernel makes it: of few rows
+/// with integers, or with floats of 16 bits. False, and nothing is done, elsewhere.
+pub(super) fn gated<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    x: TileRows,
+    weight: TileWeight<'_>,
+    activation: Activation,
+    (out, columns): (u64, usize),
+) -> Result<bool> {
+    let kind = match activation {
+        Activation::Silu => 1,
+        Activation::Gelu(GeluKind::Tanh) => 2,
+        _ => return Ok(false),
+    };
+    if !is_for::<A>() || ctx.backend.batch_invariant() || x.rows == 0 || x.k == 0 {
+        return Ok(false);
+    }
+    match weight {
+        TileWeight::Packed(slab) if x.rows <= quant_gemv::MAX_ROWS => {
+            quant_gemv::gated(ctx, op, x, slab, (kind, out, columns))
+        }
+        TileWeight::Dense { at, dtype } if x.rows <= gemv::MAX_ROWS && dtype != SrcDtype::F32 => {
+            let out = TileOut {
+                at: out,
+                is_f32: false,
+                columns,
+                first: 0,
+                n: columns,
+            };
+            gemv::product(ctx, op, x, (at, dtype), out, Some(kind))?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// A product whose k is cut into parts, and the sum of these.
+fn in_parts<A: CudaAct>(
+    ctx: &mut CudaContext<A>,
+    op: &'static str,
+    (tile, parts): (Tile, usize),
+    x: TileRows,
+    weight: TileWeight<'_>,
+    out: TileOut,
+) -> Result<()> {
+    let row_tiles = x.rows.div_ceil(tile.sizes.0);
     let total = elements(op, &[x.rows, out.columns])?;
     let sums = TileOut {
-        at: ctx.second_scratch(elements(op, &[parts, total, 4])?)?,
+        at: ctx.second_scratch(elements(op, &[parts, total, size_of::<f32>()])?)?,
         is_f32: true,
         first: 0,
         n: out.columns,
         ..out
     };
-    tiles(
-        ctx,
-        op,
-        (tile, row_tiles, parts),
-        (x, None),
-        weight,
-        (sums, Epilogue::NONE),
-    )?;
+    let to = (sums, Epilogue::NONE);
+    tiles(ctx, op, (tile, row_tiles, parts), (x, None), weight, to)?;
     let args = [
         Arg::At(out.at),
         out.is_f32.into(),
@@ -579,7 +639,7 @@ fn with_weight<const N: usize>(common: &[Arg], weight: &[Arg]) -> [Arg; N] {
 /// Both factors of a product are of one element, so the activations become what the weight is, which loses nothing. Rows of
 /// bf16 become f16, each times a power of two; rows of f16 become two of bf16. The weight as the activations are would lose
 /// three bits, or what is out of range.
-fn arranged<A: CudaAct>(
+pub(super) fn arranged<A: CudaAct>(
     ctx: &mut CudaContext<A>,
     op: &'static str,
     (x, pairs): (TileRows, Option<&Pairs>),
@@ -630,66 +690,6 @@ fn arranged<A: CudaAct>(
     quant_kernels::reordered(ctx, op, (x, pairs), slab)
 }
 
-/// A product of up to [`GEMV_MAX_ROWS`] rows with floats.
-fn streamed<A: CudaAct>(
-    ctx: &mut CudaContext<A>,
-    op: &'static str,
-    x: TileRows,
-    (weight, dtype): (u64, SrcDtype),
-    out: TileOut,
-) -> Result<()> {
-    let names = match dtype {
-        SrcDtype::F32 => ["gemv_f32_1", "gemv_f32_2", "gemv_f32_4"],
-        SrcDtype::F16 => ["gemv_f16_1", "gemv_f16_2", "gemv_f16_4"],
-        SrcDtype::BF16 => ["gemv_bf16_1", "gemv_bf16_2", "gemv_bf16_4"],
-    };
-    let (name, columns_of_warp) = match x.rows {
-        0 | 1 => (names[0], 1),
-        2 => (names[1], 2),
-        _ => (names[2], 2),
-    };
-    let stride = row_stride(x.k);
-    // The kernel reads activations as they are, whatever the weight is.
-    let as_rows = TileWeight::Dense {
-        at: weight,
-        dtype: A::WEIGHT,
-    };
-    let x_rows = arranged(ctx, op, (x, None), as_rows)?;
-    let warps = out.columns.div_ceil(columns_of_warp);
-    let parts = parts_of_columns(warps, stride, ctx.shared().multiprocessors);
-    let blocks = warps.div_ceil(4 / parts);
-    let args = [
-        Arg::At(out.at),
-        out.is_f32.into(),
-        Arg::At(x_rows.at),
-        Arg::At(weight),
-        Arg::Int(x.rows),
-        Arg::Int(stride),
-        Arg::Int(out.columns),
-        Arg::Long(out.first),
-        Arg::Long(out.n),
-        Arg::Int(parts),
-    ];
-    ctx.launch(op, (KernelFile::Gemv, name), (blocks, THREADS, 0), args)
-}
-
-/// Warps that share a column: more where there are few for each processor, as long as each has a range of k.
-fn parts_of_columns(warps: usize, stride: usize, processors: usize) -> usize {
-    let wanted = match warps / processors.max(1) {
-        0..=7 => 4,
-        8..=15 => 2,
-        _ => 1,
-    };
-    let most = stride.div_ceil(1024);
-    if most >= wanted {
-        wanted
-    } else if most >= 2 {
-        2
-    } else {
-        1
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -715,20 +715,18 @@ mod tests {
         for (sizes, is_f32, expected) in cases {
             let found = plan(sizes, is_f32, h100, false);
             assert_eq!(found, expected, "{sizes:?}, f32 {is_f32}");
-            assert_eq!(plan(sizes, is_f32, h100, true).parts, 1, "{sizes:?}");
         }
     }
 
+    /// Where a row's bits are not to depend on what is beside it, neither do parts.
     #[test]
-    fn few_columns_share_warps() {
-        let found = [
-            (4096, 4096),
-            (1500, 4096),
-            (256, 4096),
-            (256, 2048),
-            (256, 512),
-        ]
-        .map(|(warps, stride)| parts_of_columns(warps, stride, 132));
-        assert_eq!(found, [1, 2, 4, 2, 1]);
+    fn parts_of_invariant_products_are_those_of_the_weight() {
+        let cases = [((4096, 4096), 8), ((28672, 4096), 1), ((6144, 4096), 5)];
+        for ((columns, k), parts) in cases {
+            for rows in [1, 16, 17, 33, 65, 300, 2048] {
+                let found = plan((rows, columns, k), false, 132, true);
+                assert_eq!(found.parts, parts, "{rows} × {columns} × {k}");
+            }
+        }
     }
 }

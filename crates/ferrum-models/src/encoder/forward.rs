@@ -1,7 +1,6 @@
 //! One batch of texts through all layers of an encoder.
 
 use super::config::{EncoderSpec, Positions};
-use crate::layer::gate;
 use crate::linear::{Embedding, Linear};
 use crate::named::LayerNorm;
 use crate::pooling::Pooling;
@@ -462,7 +461,7 @@ impl<B: LlmBackend> EncoderRunner<B> {
         let (function, dim) = (spec.activation.function(), spec.intermediate);
         let inner = RowShape { rows, dim };
         match spec.gated {
-            true => gate::<B>(ctx, function, &s.inner, &mut s.activated, inner)?,
+            true => B::activate_split(ctx, function, &s.inner, &mut s.activated, inner)?,
             false => {
                 B::activate(ctx, function, &s.inner, None, &mut s.activated, rows * dim)?;
             }

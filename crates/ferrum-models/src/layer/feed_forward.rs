@@ -6,7 +6,7 @@ use crate::experts::Experts;
 use crate::inventory::Projection;
 use crate::linear::{Linear, LogitLinear};
 use crate::spec::MlpSpec;
-use ferrum_kernels::{Act, Activation, Backend, RowShape};
+use ferrum_kernels::{Activation, Backend, RowShape};
 use ferrum_types::{Error, Result};
 
 /// Weights of the part that looks at each token alone, of the kind that the layer's spec says.
@@ -43,7 +43,6 @@ pub(crate) struct ExpertNorms<B: Backend> {
 pub(crate) struct SharedExpertWeights<B: Backend> {
     pub(crate) mlp: MlpWeights<B>,
     pub(crate) activation: Activation,
-    pub(crate) intermediate: usize,
     /// Gives the logit by whose sigmoid its output is multiplied.
     pub(crate) gate: Option<Box<dyn LogitLinear<B>>>,
 }
@@ -70,26 +69,12 @@ impl<B: Backend> SharedExpertWeights<B> {
                 }
                 _ => delta,
             };
-            let dim = self.intermediate;
             // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
-            self.mlp.gate_up.forward(ctx, normed, gate_up, rows)?;
-            gate::<B>(ctx, self.activation, gate_up, gated, RowShape { rows, dim })?;
+            let inner = (gate_up, &mut *gated);
+            let maps = &self.mlp.gate_up;
+            maps.forward_gated(ctx, normed, self.activation, inner, rows)?;
             self.mlp.down.forward(ctx, gated, out, rows)
         })
-    }
-}
-
-/// `[rows, gate | up]` → `activation(gate) · up`.
-pub(crate) fn gate<B: Backend>(
-    ctx: &mut B::Context,
-    activation: Activation,
-    gate_up: &Act<B>,
-    out: &mut Act<B>,
-    shape: RowShape,
-) -> Result<()> {
-    match activation {
-        Activation::Gelu(kind) => B::fused_gelu_mul_split(ctx, gate_up, out, kind, shape),
-        _ => B::fused_silu_mul_split(ctx, gate_up, out, shape),
     }
 }
 
@@ -166,16 +151,18 @@ pub(super) fn mlp_forward<B: Backend>(
         ..
     } = scratch;
     // [tokens, hidden] → [tokens, gate | up] → [tokens, intermediate] → [tokens, hidden]
+    let function = mlp.activation.function();
+    let place = (index, Projection::GateUp);
     profiler.measure(ctx, "gate_up", |ctx| {
+        if gated && !step.adapters.adds_to(place) {
+            let to = (&mut *gate_up, &mut *inner);
+            return (weights.gate_up).forward_gated(ctx, normed, function, to, rows);
+        }
         weights.gate_up.forward(ctx, normed, gate_up, rows)?;
-        step.adapters
-            .add(ctx, (index, Projection::GateUp), normed, gate_up, lora)
-    })?;
-    profiler.measure(ctx, "activation", |ctx| {
-        let function = mlp.activation.function();
+        step.adapters.add(ctx, place, normed, gate_up, lora)?;
         match gated {
             false => B::activate(ctx, function, gate_up, None, inner, rows * shape.dim),
-            true => gate::<B>(ctx, function, gate_up, inner, shape),
+            true => B::activate_split(ctx, function, gate_up, inner, shape),
         }
     })?;
     profiler.measure(ctx, "down", |ctx| {

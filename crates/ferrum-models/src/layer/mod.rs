@@ -18,7 +18,7 @@ pub(crate) mod widths;
 pub(crate) use attention::{GqaWeights, HeadLayerNorm};
 pub(crate) use draft_input::{DraftBuffers, DraftInput, DraftJoin, draft_input};
 pub(crate) use feed_forward::{
-    ExpertNorms, FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights, gate,
+    ExpertNorms, FeedForwardWeights, MlpWeights, MoeWeights, SharedExpertWeights,
 };
 pub(crate) use linear_attention::{LinearAttentionWeights, gate_widths};
 pub(crate) use mla::{MlaWeights, MlaWidths};

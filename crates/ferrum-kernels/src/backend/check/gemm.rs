@@ -35,6 +35,24 @@ pub fn gemm(
     Ok(lens)
 }
 
+/// [`Backend::gemm_gated`](crate::Backend::gemm_gated) and its like, but for the weight: the rows of `out`, as long as gate and as up.
+pub fn gemm_gated(
+    op: &'static str,
+    x: &impl DeviceBuffer,
+    (room, out): (&impl DeviceBuffer, &impl DeviceBuffer),
+    shape: GemmShape,
+) -> Result<RowShape> {
+    let GemmShape { rows, n, k } = shape;
+    require(op, n.is_multiple_of(2), || {
+        format!("the weight has {n} rows, expected as many of gate as of up")
+    })?;
+    let dim = n / 2;
+    len(op, "x", x, elements(op, &[rows, k])?)?;
+    len(op, "room", room, elements(op, &[rows, n])?)?;
+    len(op, "out", out, elements(op, &[rows, dim])?)?;
+    Ok(RowShape { rows, dim })
+}
+
 /// [`Backend::embedding_lookup`](crate::Backend::embedding_lookup): elements of `out`.
 pub fn embedding_lookup(
     op: &'static str,

@@ -26,7 +26,7 @@ mod tests;
 pub use self::attention::{FlashLen, MlaLen, attn_config, flash_attention, mla_attention};
 pub use self::conv::{ConvLen, conv1d, conv2d_patch};
 pub use self::elementwise::{activate, add_bias, gated, inplace, softcap, zip_inplace};
-pub use self::gemm::{GemmLen, argmax_rows, embedding_lookup, gather_rows, gemm};
+pub use self::gemm::{GemmLen, argmax_rows, embedding_lookup, gather_rows, gemm, gemm_gated};
 pub use self::heads::{
     CacheLen, QkvLen, kv_cache_append_head_major, qk_norm_rope, rope_table_rows, split_qkv,
     split_qkv_norm_rope_into_cache, transpose,

@@ -21,12 +21,15 @@ struct Scores {
     __device__ float value(int e) const { return by_logit ? row[e] : score(e) + (bias ? bias[e] : 0.0f); }
 };
 
-// The groups that a token takes, a bit for each: those with the best expert, or the best sum of two. A warp.
-__device__ uint64_t best_groups(const Scores& scores, int groups, int top, int best_two) {
-    __shared__ float ranks[64];
+// Groups of experts, at most.
+#define MAX_GROUPS 64
+
+// The groups that a token takes, a bit for each: those with the best expert, or the best sum of two. A warp, with room for a
+// number for each.
+__device__ uint64_t best_groups(const Scores& scores, int groups, int top, int best_two, float* ranks) {
     const float least = __uint_as_float(0xff800000u);
     int size = scores.experts / groups;
-    for (int g = threadIdx.x; g < groups; g += 32) {
+    for (int g = threadIdx.x % 32; g < groups; g += 32) {
         float first = least, second = least;
         for (int e = g * size; e < (g + 1) * size; e++) {
             float value = fmaxf(scores.value(e), least);
@@ -52,16 +55,17 @@ __device__ uint64_t best_groups(const Scores& scores, int groups, int top, int b
 // Experts of a token whose ranks a lane keeps in registers.
 #define KEPT_RANKS 8
 
-// A warp for each token. Experts are taken best first, of equals the lowest: the next is the best of those that come after
-// the last one in this order. Those of groups that are not taken rank with minus infinity.
-KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float* logits, const float* bias, int experts,
-                                   int top_k, int renormalise, float scale, int sigmoid, int by_logit, int groups,
-                                   int top_groups, int best_two) {
-    wait_for_previous();
-    int lane = threadIdx.x;
-    const float* row = logits + int64_t(blockIdx.x) * experts;
-    int* ids = expert_ids + int64_t(blockIdx.x) * top_k;
-    float* out = weights + int64_t(blockIdx.x) * top_k;
+#define ROUTE_PARAMS                                                                                                    \
+    int *expert_ids, float *weights, const float *logits, const float *bias, int experts, int top_k, int renormalise,   \
+        float scale, int sigmoid, int by_logit, int groups, int top_groups, int best_two
+
+// The experts of a token, by a warp. They are taken best first, of equals the lowest: the next is the best of those that come
+// after the last one in this order. Those of groups that are not taken rank with minus infinity.
+__device__ __forceinline__ void route_token(int token, float* ranks, ROUTE_PARAMS) {
+    int lane = threadIdx.x % 32;
+    const float* row = logits + int64_t(token) * experts;
+    int* ids = expert_ids + int64_t(token) * top_k;
+    float* out = weights + int64_t(token) * top_k;
     // Of probabilities, the sum is that over the chosen from the start: their shares of all may round to 0.
     bool among_chosen = renormalise && !sigmoid;
     float best_logit = __uint_as_float(0xff800000u), all = 0;
@@ -72,7 +76,7 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
         all = warp_sum(all);
     }
     Scores scores = {row, bias, experts, sigmoid, by_logit, best_logit, all};
-    uint64_t taken = groups ? best_groups(scores, groups, top_groups, best_two) : 0;
+    uint64_t taken = groups ? best_groups(scores, groups, top_groups, best_two, ranks) : 0;
     int size = groups ? experts / groups : experts;
     auto rank = [&](int e) {
         bool is_taken = !groups || (taken >> (e / size) & 1);
@@ -108,6 +112,41 @@ KERNEL __launch_bounds__(32) route(int* expert_ids, float* weights, const float*
     chosen = warp_sum(chosen);
     float factor = renormalise ? (sigmoid ? chosen + 1e-20f : chosen) : 1.0f;
     for (int i = lane; i < top_k; i += 32) out[i] = out[i] / factor * scale;
+}
+#define ROUTE_TOKEN(TOKEN, RANKS)                                                                                       \
+    route_token(TOKEN, RANKS, expert_ids, weights, logits, bias, experts, top_k, renormalise, scale, sigmoid, by_logit, \
+                groups, top_groups, best_two)
+
+// A warp for each token.
+KERNEL __launch_bounds__(32) route(ROUTE_PARAMS) {
+    __shared__ float ranks[MAX_GROUPS];
+    wait_for_previous();
+    ROUTE_TOKEN(blockIdx.x, ranks);
+}
+
+// Tokens and pairs of `route_pairs`, at most; `moe.rs` has the same.
+#define ROUTED_TOKENS 8
+#define ROUTED_PAIRS 256
+
+// `route` and `sort_pairs` of a few tokens, by one block: a warp for each token, then a thread for each expert.
+KERNEL __launch_bounds__(32 * ROUTED_TOKENS) route_pairs(ROUTE_PARAMS, int* ids, int* tpe, int* offsets, int tokens) {
+    __shared__ float ranks[ROUTED_TOKENS][MAX_GROUPS];
+    __shared__ int chosen[ROUTED_PAIRS];
+    wait_for_previous();
+    int warp = threadIdx.x / 32, pairs = tokens * top_k;
+    if (warp < tokens) ROUTE_TOKEN(warp, ranks[warp]);
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) chosen[p] = expert_ids[p];
+    __syncthreads();
+    for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+        int lower = 0, own = 0;
+        for (int p = 0; p < pairs; p++) lower += chosen[p] < expert, own += chosen[p] == expert;
+        tpe[expert] = own;
+        offsets[expert] = lower;
+        if (expert == experts - 1) offsets[experts] = pairs;
+        for (int p = 0; own > 0 && p < pairs; p++)
+            if (chosen[p] == expert) ids[lower++] = p;
+    }
 }
 
 // Pairs by expert, in their own order within one. A warp for each expert, which reads all pairs twice: it counts those of

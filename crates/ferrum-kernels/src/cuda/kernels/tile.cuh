@@ -6,7 +6,7 @@
 // the products of the step before run. So a weight is unpacked once for a block, and one core of `ldmatrix` and `mma.sync`
 // serves all types.
 //
-// A sum takes its products in the order of k, sixteen at a time, whatever the size of the tile: without splits of k, a row
+// A sum takes its products in the order of k, sixteen at a time, whatever the size of the tile: with as many splits of k, a row
 // has the same bits in tiles of all sizes (for weights of f32, of all those with one DEPTH). Rows, columns and elements behind the edges are zeros in shared memory.
 //
 // With `ids`, rows are pairs of tokens and experts in the order of their experts (`sort_pairs`), the weight is a stack, and
@@ -551,7 +551,9 @@ __device__ __forceinline__ void tile_block(TileInput in, const W& weight, TileOu
     place.column *= S::COLUMNS;
     place.expert = 0, place.first = row_tile * S::ROWS, place.count = min(rows - place.first, S::ROWS);
     if (in.ids && !expert_tile<S>(row_tile, offsets, experts, place)) return;
-    int steps = (in.stride + S::DEPTH - 1) / S::DEPTH << weight.repeats(), each = (steps + splits - 1) / splits;
+    int steps = (in.stride + S::DEPTH - 1) / S::DEPTH << weight.repeats();
+    // Parts begin at the same element whatever the depth of a tile.
+    int each = ((in.stride + 63) / 64 + splits - 1) / splits * (64 / S::DEPTH) << weight.repeats();
     if (splits > 1) to.first += part * (int64_t(rows) * to.n);
     tile_product<S, OF>(in, weight, to, place, columns, min(part * each, steps), min((part + 1) * each, steps));
 }
