@@ -6,7 +6,7 @@
 
 use crate::case::{Cases, both, implementations, label};
 use crate::compare::Tolerance;
-use crate::core::{GATED, GATES};
+use crate::core::GATES;
 use crate::data::{FileBytes, Rng};
 use crate::io::{CaseError, Check, Io, wrong};
 use crate::naive;
@@ -314,13 +314,30 @@ fn gated_formula(data: &Gated) -> Vec<Vec<f64>> {
     vec![naive::gated(data.activation, &sums[0], data.of.shape.n)]
 }
 
+/// Rows, gates and runs of 256 inputs of products with gate and up. A block of a kernel on a GPU may make one row of gates or several, and
+/// go around its ring of copies.
+const GATED: [(usize, usize, usize); 9] = [
+    (0, 16, 1),
+    (1, 33, 1),
+    (1, 272, 1),
+    (1, 272, 9),
+    (2, 32, 1),
+    (5, 160, 18),
+    (8, 272, 1),
+    (8, 96, 2),
+    (9, 40, 1),
+];
+
 fn gated_cases<B: BackendQuantGguf>(cases: &mut Cases<B>) {
     let op = "gemm_quant_gated";
-    for ty in types() {
-        for (i, (rows, half, k)) in GATED.into_iter().enumerate() {
-            let activation = GATES[i % GATES.len()];
-            // Some types have blocks as long as others' eight.
-            let blocks = k.div_ceil(256);
+    for (number, ty) in types().enumerate() {
+        for (i, (rows, half, runs)) in GATED.into_iter().enumerate() {
+            // Each type has each size once, with SiLU or the GELU that some kernels take with it.
+            let activation = GATES[(number + i) % 2];
+            let blocks = match ty.is_quantized() {
+                true => runs * 256 / ty.block_len(),
+                false => runs,
+            };
             let data = move |rng: &mut Rng| Gated {
                 of: make(rng, ty, (rows, 2 * half, blocks), 1.0),
                 activation,
@@ -436,6 +453,12 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
         let text = "rows alone and together";
         let id = ("gemm_quant", ty.name(), text);
         cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
+        if matches!(ty, T::Q4_K | T::Q6_K | T::Q8_0 | T::IQ4_NL) {
+            let blocks = 768 / ty.block_len();
+            let many = move |rng: &mut Rng| make(rng, ty, (340, 50, blocks), 1.0);
+            let id = ("gemm_quant", ty.name(), "340 long rows alone and together");
+            cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
+        }
         let some = move |rng: &mut Rng| make(rng, ty, (3, 45, 2), 1.0);
         let text = "a weight with others' blocks between its rows";
         let id = ("gemm_quant", ty.name(), text);

@@ -500,9 +500,11 @@ pub(crate) fn cases<B: BackendQuantMarlin>() -> Cases<B> {
                 let case = label(op, dtype, Tolerance::TWICE_ROUNDED, name);
                 cases.add(case, make, implementations!(gemm, formula));
             }
-            let name = format!("{text}, 70 rows alone and together");
-            let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, 40)], 70, 256);
-            cases.same((op, dtype, &name), many, gemm::<B>, by_rows::<B>);
+            for (rows, n, k) in [(70, 40, 256), (340, 50, 768)] {
+                let name = format!("{text}, {rows} rows alone and together");
+                let many = move |rng: &mut Rng| Fused::make(rng, &[(scheme, n)], rows, k);
+                cases.same((op, dtype, &name), many, gemm::<B>, by_rows::<B>);
+            }
         }
     }
     let fused = [

@@ -11,7 +11,8 @@
 //! are summed over ranks before `up`.
 //!
 //! A step cuts its rows into runs of one adapter each. What a run adds is computed by the same products
-//! as everything else, row by row, so a sequence's bits do not depend on the adapters of others.
+//! as everything else, row by row, so on a device with [equal bits](ferrum_kernels::BatchInvariance) a sequence's do not depend on the
+//! adapters of others.
 
 use crate::batch::StepBatch;
 use crate::families::{self, GGUF_NAMES, HF_NAMES};

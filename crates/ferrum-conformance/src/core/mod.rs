@@ -13,7 +13,7 @@ mod roles;
 use crate::case::Cases;
 use ferrum_kernels::Backend;
 
-pub(crate) use gemm::{GATED, GATES};
+pub(crate) use gemm::GATES;
 pub(crate) use heads::{KINDS, Transform, TransformBuffers, transformed};
 
 /// Every case of the core ops.

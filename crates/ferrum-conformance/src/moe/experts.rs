@@ -325,10 +325,17 @@ fn down_of<B: BackendMoeFused>(
     let [ids, tpe, offsets] = data.pairs.sorted();
     let routing = MoeRouting {
         expert_ids: io.indices("expert_ids", &data.pairs.expert_ids)?,
-        weights: io.floats("weights", &data.weights)?,
+        weights: io.exact(&vec![f32::NAN; data.weights.len()])?,
         sorted_pairs: io.indices("ids", &ids)?,
         tokens_per_expert: io.indices("tpe", &tpe)?,
         offsets: io.indices("offsets", &offsets)?,
+    };
+    let weights = MoeRouting {
+        expert_ids: io.exact(&[])?,
+        weights: io.floats("weights", &data.weights)?,
+        sorted_pairs: io.exact(&[])?,
+        tokens_per_expert: io.exact(&[])?,
+        offsets: io.exact(&[])?,
     };
     let x = io.input("x", &data.x)?;
     let bias = data.bias(io, "bias", 0)?;
@@ -341,7 +348,7 @@ fn down_of<B: BackendMoeFused>(
     let mut pairs = io.device.alloc(data.out_len())?;
     let mut out = io.output("out", len)?;
     for &add in adds {
-        let (routing, out) = ((&routing, &routing), &mut out);
+        let (routing, out) = ((&routing, &weights), &mut out);
         B::moe_down(
             &mut io.ctx,
             &x,
@@ -544,6 +551,27 @@ where
     cases.rejects_short_buffers(("moe_down", kind.dtype()), few, both!(moe_down, L));
 }
 
+/// Sums of experts with whole rows of tiles, of so few tokens that devices may make each as one product over all its pairs: several
+/// rows of tiles for a block, more tiles than warps, and fewer.
+fn few_token_cases<B, L>(cases: &mut Cases<B>, kind: StackKind)
+where
+    B: BackendMoeFused,
+    L: Loader<B> + Loader<ReferenceBackend>,
+{
+    for (tokens, top_k, (experts, n, k)) in [(2, 3, (13, 144, 768)), (1, 1, (5, 48, 256))] {
+        let sizes = Sizes {
+            tokens,
+            top_k,
+            shape: shape(experts, n, k),
+            ..SMALL
+        };
+        let text = format!("{tokens} tokens, {top_k} of {experts}, whole rows of tiles");
+        let case = label("moe_down", kind.dtype(), kind.tolerance(), text);
+        let make = move |rng: &mut Rng| make_biased(rng, sizes, kind, ExpertInput::PerPair);
+        cases.add(case, make, implementations!(moe_down, L, down_formula));
+    }
+}
+
 const SMALL: Sizes = Sizes {
     tokens: 5,
     top_k: 2,
@@ -658,6 +686,9 @@ pub(super) fn gguf_cases<B: BackendQuantExperts>(cases: &mut Cases<B>) {
             ..SMALL
         };
         stack_cases::<B, LoadGguf>(cases, StackKind::Gguf(ty), base, QUANTIZED);
+        if ty.is_quantized() {
+            few_token_cases::<B, LoadGguf>(cases, StackKind::Gguf(ty));
+        }
     }
 }
 
@@ -686,6 +717,7 @@ pub(super) fn marlin_cases<B: BackendMarlinExperts>(cases: &mut Cases<B>) {
         ("gptq4-order", ordered, ORDERED),
     ] {
         stack_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme), base, all);
+        few_token_cases::<B, LoadLayers>(cases, StackKind::Parts(name, scheme));
     }
     for (name, scheme) in [("fp8", FLOAT8), ("fp8-block", block)] {
         let base = Sizes {

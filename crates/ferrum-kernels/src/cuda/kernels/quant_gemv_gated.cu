@@ -1,5 +1,5 @@
-// Gate and up of a feed-forward with a quantised matrix, of one row and of up to eight: each two of their sums become one number,
-// so that neither goes to memory.
+// Gate and up of a feed-forward with a quantised matrix, of one row and of up to eight: a sum of gate and one of up become one
+// number, so that neither goes to memory.
 #include "common.cuh"
 #ifdef ACT_16  // activations of f32 have the products of integers in quant.cu
 #include "quant_gemv.cuh"
