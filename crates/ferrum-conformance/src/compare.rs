@@ -31,6 +31,8 @@ pub(crate) struct Tolerance {
     nmse: f64,
     /// What each element may differ by without counting: a step between its smallest numbers, which have fewer bits.
     step: f64,
+    /// How much more than one rounding to the result's type is allowed.
+    roundings: f64,
 }
 
 impl Tolerance {
@@ -46,13 +48,19 @@ impl Tolerance {
     pub(crate) const TWICE_ROUNDED: Self = Self::relative(1e-3);
 
     const fn relative(nmse: f64) -> Self {
-        Self { nmse, step: 0.0 }
+        Self {
+            nmse,
+            step: 0.0,
+            roundings: 1.0,
+        }
     }
 
-    /// The tolerance for products of two such results, whose errors add up.
+    /// The tolerance for products of two such results, whose errors add up and of which an activation may make one larger. Each may have
+    /// been rounded before.
     pub(crate) fn of_product(self) -> Self {
         Self {
-            nmse: 2.0 * self.nmse,
+            nmse: 4.0 * self.nmse,
+            roundings: 4.0 * self.roundings,
             ..self
         }
     }
@@ -69,8 +77,9 @@ impl Tolerance {
             self
         } else {
             Self {
-                nmse: self.nmse.max(rounding),
+                nmse: self.nmse.max(rounding * self.roundings),
                 step,
+                ..self
             }
         }
     }
