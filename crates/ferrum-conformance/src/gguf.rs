@@ -475,8 +475,8 @@ pub(crate) fn cases<B: BackendQuantGguf>() -> Cases<B> {
             implementations!(gemm_quant, gemm_formula),
         );
     }
-    let many = |rng: &mut Rng| make_fused(rng, 40, &FUSED);
     gated_cases(&mut cases);
+    let many = |rng: &mut Rng| make_fused(rng, 40, &FUSED);
     let id = ("gemm_quant", "mixed", "rows alone and together");
     cases.same(id, many, gemm_quant::<B>, gemm_by_rows::<B>);
     cases.check(

@@ -270,7 +270,7 @@ impl PackedRow<'_> {
 
 /// The words of a group in the planes of lower and of upper bits, for codes of so many bits.
 ///
-/// Loops, since closures on arrays (`map`) stay calls where a crate is compiled in several units: that took ten times as long.
+/// Loops, since closures on arrays (`map`) stay calls where a crate is compiled in several units: packing took twice as long with them.
 #[inline]
 fn words_of(bits: u32, codes: &[u8; GROUP]) -> ([u32; 4], [u32; 4]) {
     // As `byte_of` in `kernels/packed.cuh` has them: the two bytes in the middle of a word are exchanged.

@@ -2,7 +2,7 @@
 //!
 //! A few rows are bound by the bytes of the weight, and a kernel that streams it wins (`gemv.cu`; for quantised weights
 //! `quant_gemv.cu`). From [`gemv::MAX_ROWS`] rows on ([`quant_gemv::MAX_ROWS`]), tensor cores make tiles of 16 to 128 rows (`tile.cuh`). All tiles
-//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else, and cuts k by the weight and its own size alone. Many rows with a
+//! add up k in one order, so they give a row the same bits; a device that promises that takes nothing else, and cuts k by the weight and its number of processors alone. Many rows with a
 //! dense weight of their own element go to NVIDIA's library, where it is there (`blas.rs`), and so do yet more with a quantised
 //! one, which becomes of that element for it, some of its rows at a time.
 //!
